@@ -1,0 +1,249 @@
+"""The values that decisions are made of: frozen, built by reconcile/snapshot.py, no I/O.
+
+Memory is in MiB, times are seconds of the database's clock (unix epoch), ``None`` is "unknown":
+a filter must refuse an unknown fact by name, never take it for zero or for plenty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MAY_PLACE: Final = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a live shard holds of a card: all of it (``memory_mib`` None) or a share."""
+
+    shard_id: int
+    memory_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One card as the agent last saw it."""
+
+    uuid: str
+    index: int
+    class_: str
+    memory_mib: int | None
+    memory_foreign_mib: int | None
+    """Memory held by processes that are not ours."""
+    healthy: bool
+    problems: tuple[str, ...] = ()
+    numa: int | None = None
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine. ``state`` is the word that ``llmgwctl nodes`` shows."""
+
+    id: str
+    state: str
+    alloc_gen: int
+    """The generation that the plan was made on; commit_plan refuses the node if it moved on."""
+    state_reason: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    arch: str | None = None
+    cpu_flags: frozenset[str] | None = None
+    cpus: float | None = None
+    """Effective cores: the smaller of the host's and the cgroup's."""
+    cpus_claimed: float = 0.0
+    memory_mib: int | None = None
+    memory_claimed_mib: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    ports: tuple[int, int] = (20000, 20999)
+    """First and last port that engines may get, both included."""
+    ports_taken: frozenset[int] = frozenset()
+    engines: Mapping[str, tuple[str, ...]] | None = None
+    """Engine name -> installed versions ("" where the version is unknown)."""
+    sources_on_disk: frozenset[str] = frozenset()
+    mgmt_addr: str | None = None
+    shards_live: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One way to run a model, as it stands in the catalog."""
+
+    name: str
+    engine: str
+    fingerprint: str
+    engine_version: str | None = None
+    pool: str | None = None
+    pool_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label -> accepted values; all labels must match."""
+    gpu_class: str | None = None
+    gpus: int = 0
+    gpu_memory_mib: int | None = None
+    """Needed per card; with ``share`` it is also what the shard claims of the card."""
+    share: bool = False
+    cpus: float | None = None
+    memory_mib: int | None = None
+    arch: str | None = None
+    cpu_flags: tuple[str, ...] = ()
+    shards: int = 1
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Engine arguments, environment, source ...: copied into the shard, not read by placement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the catalog wants of one model; profiles in order of preference."""
+
+    name: str
+    source: str
+    min_replicas: int
+    max_replicas: int
+    idle_timeout_s: float | None
+    profiles: tuple[Profile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard of the replica's present launch, as the agent last reported it."""
+
+    id: int
+    rank: int
+    node_id: str
+    state: str
+    gpus: tuple[str, ...] = ()
+    port: int | None = None
+    error: str | None = None
+    state_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One serving unit."""
+
+    id: int
+    model: str
+    state: str
+    profile: str | None = None
+    fingerprint: str | None = None
+    created_at: float = 0.0
+    state_at: float = 0.0
+    ready_at: float | None = None
+    restarts: int = 0
+    backoff_until: float | None = None
+    error: str | None = None
+    drain_deadline: float | None = None
+    drain_reason: str | None = None
+    shards: tuple[Shard, ...] = ()
+    in_flight: int | None = None
+    """Requests running on all routers; None when some live router has not reported since the last move."""
+    last_used_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The database's numbers that decisions use (table llmgw_core.setting)."""
+
+    backoff_base_s: float = 1.0
+    backoff_max_s: float = 300.0
+    stable_s: float = 60.0
+    start_deadline_s: float = 1800.0
+    drain_deadline_s: float = 600.0
+    silent_share_max: float = 0.2
+    """Above this share of nodes falling silent at once nobody is declared lost."""
+    guard: str | None = None
+    """Why no silent node may be declared lost right now (database restarted, new leader), else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one decision sees. Items of the tuples have a stable order (by id or name)."""
+
+    nodes: tuple[Node, ...]
+    models: tuple[Model, ...]
+    replicas: tuple[Replica, ...]
+    settings: Settings = Settings()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one candidate did not fit: code to count, numbers to compare, sentence to read."""
+
+    model: str
+    profile: str
+    pool: str | None
+    node: str | None
+    code: str
+    reason: str
+    need: str | None = None
+    have: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make one pending replica of a model."""
+
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedShard:
+    """One shard's place; ``basis`` is the node's alloc_gen that the choice was made on."""
+
+    rank: int
+    node_id: str
+    basis: int
+    gpus: tuple[str, ...]
+    gpu_memory_mib: int | None
+    port: int
+    cpus: float | None
+    memory_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Give a pending replica its shards, all or none."""
+
+    replica_id: int
+    model: str
+    profile: str
+    fingerprint: str
+    spec: Mapping[str, Any]
+    shards: tuple[PlacedShard, ...]
+    score: Mapping[str, float]
+    reason: str
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bring a replica into another state."""
+
+    replica_id: int
+    model: str
+    from_state: str
+    to_state: str
+    reason: str
+    error: str | None = None
+    backoff_until: float | None = None
+    drain_deadline: float | None = None
+    restarts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one decision found for a model that wanted a place."""
+
+    model: str
+    placed: bool
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do next and what was refused. Empty when the fleet is as wanted."""
+
+    items: tuple[Create | Place | Move, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Sentences for people, e.g. why the guard is holding."""

@@ -1,0 +1,85 @@
+-- Triggers that keep states legal and claims true, whoever writes.
+
+create or replace function llmgw_core.check_transition() returns trigger
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+begin
+    if new.state = old.state then
+        return new;
+    end if;
+    perform 1 from llmgw_core.transition t
+        where t.kind = tg_argv[0] and t.from_state = old.state and t.to_state = new.state;
+    if not found then
+        raise exception '% % may not go from % to %', tg_argv[0], old.id, old.state, new.state
+            using errcode = 'LG002', hint = 'select * from llmgw_core.transition';
+    end if;
+    new.state_at := clock_timestamp();
+    return new;
+end $$;
+comment on function llmgw_core.check_transition() is 'Refuses moves that are not in llmgw_core.transition (LG002).';
+
+create or replace trigger replica_transition before update of state on llmgw_core.replica
+    for each row execute function llmgw_core.check_transition('replica');
+create or replace trigger shard_transition before update of state on llmgw_core.shard
+    for each row execute function llmgw_core.check_transition('shard');
+
+create or replace function llmgw_core.release_claims() returns trigger
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+begin
+    delete from llmgw_core.gpu_claim where shard_id = new.id;
+    return null;
+end $$;
+comment on function llmgw_core.release_claims() is 'A shard that is over holds no card.';
+
+create or replace trigger shard_over after update of state on llmgw_core.shard
+    for each row when (new.state in ('stopped', 'failed') and old.state <> new.state)
+    execute function llmgw_core.release_claims();
+
+create or replace function llmgw_core.check_shard_fits() returns trigger
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    n llmgw_core.node;
+    used_mib bigint;
+    used_cpus double precision;
+begin
+    select * into n from llmgw_core.node where id = new.node_id for no key update;
+    select coalesce(sum(memory_mib), 0), coalesce(sum(cpus), 0) into used_mib, used_cpus
+        from llmgw_core.shard where node_id = new.node_id and state not in ('stopped', 'failed');
+    if new.memory_mib is not null and used_mib + new.memory_mib > n.memory_effective_mib then
+        raise exception 'node % has not enough memory: need % MiB, have % of % MiB unclaimed',
+            n.id, new.memory_mib, n.memory_effective_mib - used_mib, n.memory_effective_mib using errcode = 'LG003';
+    end if;
+    if new.cpus is not null and used_cpus + new.cpus > n.cpus_effective + 1e-6 then
+        raise exception 'node % has not enough cores: need %, have % of % unclaimed',
+            n.id, new.cpus, n.cpus_effective - used_cpus, n.cpus_effective using errcode = 'LG003';
+    end if;
+    return new;
+end $$;
+comment on function llmgw_core.check_shard_fits() is 'Memory and cores claimed by live shards stay within the node. Locks the node, so two inserts cannot both pass.';
+
+create or replace trigger shard_fits before insert on llmgw_core.shard
+    for each row execute function llmgw_core.check_shard_fits();
+
+create or replace function llmgw_core.check_claim_fits() returns trigger
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    card llmgw_core.gpu;
+    shared_mib bigint;
+    whole boolean;
+begin
+    select * into card from llmgw_core.gpu where node_id = new.node_id and uuid = new.gpu_uuid for no key update;
+    select coalesce(sum(memory_mib), 0), coalesce(bool_or(memory_mib is null), false) into shared_mib, whole
+        from llmgw_core.gpu_claim
+        where node_id = new.node_id and gpu_uuid = new.gpu_uuid and shard_id <> new.shard_id;
+    if whole or (new.memory_mib is null and shared_mib > 0) then
+        raise exception 'gpu % of node % is taken', new.gpu_uuid, new.node_id using errcode = 'LG003';
+    end if;
+    if new.memory_mib is not null and (card.memory_mib is null or shared_mib + new.memory_mib > card.memory_mib) then
+        raise exception 'gpu % of node % has not enough memory: need % MiB, have % MiB unclaimed',
+            new.gpu_uuid, new.node_id, new.memory_mib, card.memory_mib - shared_mib using errcode = 'LG003';
+    end if;
+    return new;
+end $$;
+comment on function llmgw_core.check_claim_fits() is 'A card has one whole holder, or shares that sum within its memory. Locks the card.';
+
+create or replace trigger claim_fits before insert or update on llmgw_core.gpu_claim
+    for each row execute function llmgw_core.check_claim_fits();

@@ -1,0 +1,183 @@
+-- The one way in which decisions become rows: term, alloc_gen, claims and gangs are checked here.
+
+create or replace function llmgw_core.touch_nodes(p_shards bigint[]) returns void
+language sql security definer set search_path = llmgw_core, pg_temp as $$
+    update llmgw_core.node set alloc_gen = alloc_gen + 1
+    where id in (select node_id from llmgw_core.shard where id = any (p_shards))
+$$;
+comment on function llmgw_core.touch_nodes(bigint[]) is 'Tells the nodes of these shards that their assignments changed.';
+
+create or replace function llmgw_core.endpoint_of(p_replica bigint, p_launch int) returns text
+language sql stable security definer set search_path = llmgw_core, pg_temp as $$
+    select 'http://' || case when n.mgmt_addr like '%:%' then '[' || n.mgmt_addr || ']' else n.mgmt_addr end || ':' || s.port
+    from llmgw_core.shard s join llmgw_core.node n on n.id = s.node_id
+    where s.replica_id = p_replica and s.launch = p_launch and s.rank = 0
+$$;
+comment on function llmgw_core.endpoint_of(bigint, int) is 'Where rank 0 of a launch serves.';
+
+create or replace function llmgw_core.plan_place(p_term bigint, p_item jsonb, p_gens jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    r llmgw_core.replica;
+    s record;
+    n llmgw_core.node;
+    shard bigint;
+begin
+    select * into r from llmgw_core.replica where id = (p_item->>'replica_id')::bigint for no key update;
+    if r.id is null or r.state <> 'pending' then
+        raise exception 'replica % is % and not pending', p_item->>'replica_id', coalesce(r.state, 'unknown') using errcode = 'LG003';
+    end if;
+    update llmgw_core.replica set state = 'starting', profile = p_item->>'profile', fingerprint = p_item->>'fingerprint',
+        pool = p_item->>'pool', launch = launch + 1, term = p_term, reason = p_item->>'reason',
+        backoff_until = null, drain_deadline = null, endpoint = null, ready_at = null
+        where id = r.id;
+    for s in select * from jsonb_to_recordset(p_item->'shards') as x(rank int, node_id text, basis bigint,
+            gpus text[], gpu_memory_mib bigint, port int, cpus double precision, memory_mib bigint) loop
+        select * into n from llmgw_core.node where id = s.node_id;
+        if n.id is null then
+            raise exception 'node % does not exist', s.node_id using errcode = 'LG003';
+        elsif n.intent <> 'ready' then
+            raise exception 'node % is %', n.id, n.intent using errcode = 'LG003';
+        elsif (p_gens->>n.id)::bigint <> s.basis then
+            raise exception 'node % changed since the snapshot', n.id using errcode = 'LG003';
+        end if;
+        insert into llmgw_core.shard (replica_id, launch, rank, node_id, port, cpus, memory_mib, spec)
+            values (r.id, r.launch + 1, s.rank, s.node_id, s.port, s.cpus, s.memory_mib,
+                    (p_item->'spec') || jsonb_build_object('shards', jsonb_array_length(p_item->'shards')))
+            returning id into shard;
+        if exists (select 1 from unnest(s.gpus) g left join llmgw_core.gpu c on c.node_id = s.node_id and c.uuid = g
+                   where c.uuid is null or not c.healthy) then
+            raise exception 'a gpu of node % is gone or unhealthy', n.id using errcode = 'LG003';
+        end if;
+        insert into llmgw_core.gpu_claim (shard_id, node_id, gpu_uuid, memory_mib)
+            select shard, s.node_id, g, s.gpu_memory_mib from unnest(s.gpus) g;
+        update llmgw_core.node set alloc_gen = alloc_gen + 1 where id = n.id;
+    end loop;
+end $$;
+comment on function llmgw_core.plan_place(bigint, jsonb, jsonb) is 'One placement: all shards of the replica or an error. p_gens holds alloc_gen of the nodes when they were locked.';
+
+create or replace function llmgw_core.plan_move(p_term bigint, p_item jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    r llmgw_core.replica;
+    to_state text := p_item->>'to_state';
+    stopped bigint[];
+begin
+    select * into r from llmgw_core.replica where id = (p_item->>'replica_id')::bigint for no key update;
+    if r.id is null or r.state <> p_item->>'from_state' then
+        raise exception 'replica % is % and not %', p_item->>'replica_id', coalesce(r.state, 'unknown'), p_item->>'from_state'
+            using errcode = 'LG003';
+    end if;
+    update llmgw_core.replica set
+        state = to_state, term = p_term, reason = p_item->>'reason',
+        error = case when to_state = 'ready' then null else coalesce(p_item->>'error', error) end,
+        backoff_until = to_timestamp((p_item->>'backoff_until')::double precision),
+        drain_deadline = to_timestamp((p_item->>'drain_deadline')::double precision),
+        restarts = coalesce((p_item->>'restarts')::int, restarts),
+        endpoint = case when to_state = 'ready' then llmgw_core.endpoint_of(id, launch)
+                        when to_state = 'draining' then endpoint end,
+        ready_at = case when to_state = 'ready' then coalesce(ready_at, clock_timestamp())
+                        when to_state = 'draining' then ready_at end
+        where id = r.id;
+    if to_state in ('stopping', 'failed') then
+        with s as (update llmgw_core.shard set desired = 'stopped'
+                   where replica_id = r.id and desired = 'running' and state not in ('stopped', 'failed') returning id)
+        select array_agg(id) into stopped from s;
+        perform llmgw_core.touch_nodes(stopped);
+    end if;
+end $$;
+comment on function llmgw_core.plan_move(bigint, jsonb) is 'One move of a replica; stopping and failed tell its shards to stop.';
+
+create or replace function llmgw_core.commit_plan_v1(p_term bigint, p_items jsonb)
+returns table ("position" int, outcome text)
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    item jsonb;
+    gens jsonb;
+    at_position int := 0;
+    changed boolean := false;
+    verdict text;
+begin
+    perform llmgw_core.require_term('tick', p_term);
+    -- Every node that any item touches, in one order, so that two commits cannot deadlock.
+    perform 1 from llmgw_core.node n where n.id in (
+            select s->>'node_id' from jsonb_array_elements(p_items) i, jsonb_array_elements(coalesce(i->'shards', '[]')) s
+            union select sh.node_id from jsonb_array_elements(p_items) i
+                join llmgw_core.shard sh on sh.replica_id = (i->>'replica_id')::bigint
+                where i->>'kind' = 'move' and sh.state not in ('stopped', 'failed'))
+        order by n.id for no key update;
+    select coalesce(jsonb_object_agg(n.id, n.alloc_gen), '{}') into gens from llmgw_core.node n
+        where n.id in (select s->>'node_id' from jsonb_array_elements(p_items) i, jsonb_array_elements(coalesce(i->'shards', '[]')) s);
+    for item in select * from jsonb_array_elements(p_items) loop
+        verdict := 'ok';
+        begin  -- a subtransaction each: one bad item never stops the others (D10)
+            case item->>'kind'
+                when 'create' then
+                    insert into llmgw_core.replica (model, term, reason)
+                        select m.name, p_term, item->>'reason' from llmgw_core.model m where m.name = item->>'model';
+                    if not found then
+                        raise exception 'model % left the catalog', item->>'model' using errcode = 'LG003';
+                    end if;
+                when 'place' then perform llmgw_core.plan_place(p_term, item, gens);
+                when 'move' then perform llmgw_core.plan_move(p_term, item);
+                else raise exception 'unknown kind of plan item: %', item->>'kind' using errcode = 'LG003';
+            end case;
+            changed := true;
+        exception
+            when sqlstate 'LG002' or sqlstate 'LG003' or integrity_constraint_violation or data_exception then
+                verdict := sqlerrm;
+        end;
+        insert into llmgw_core.decision (term, kind, model, replica_id, node_id, reason, detail)
+            values (p_term, case when verdict = 'ok' then item->>'kind' else 'refuse' end, item->>'model',
+                    (item->>'replica_id')::bigint, item->'shards'->0->>'node_id',
+                    case when verdict = 'ok' then coalesce(item->>'reason', '') else verdict end,
+                    item - 'spec' - 'model' - 'replica_id');
+        "position" := at_position;
+        outcome := verdict;
+        at_position := at_position + 1;
+        return next;
+    end loop;
+    if changed then
+        perform llmgw_core.notify('plan');
+    end if;
+end $$;
+comment on function llmgw_core.commit_plan_v1(bigint, jsonb) is 'Writes a plan made under this term. Raises LG001 and changes nothing when another term leads; an item that no longer fits is refused by itself and planned again in the next tick.';
+
+create or replace function llmgw_core.record_attempts_v1(p_term bigint, p_attempts jsonb) returns int
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    a jsonb;
+    known llmgw_core.attempt;
+    d record;
+    written int := 0;
+    fresh bytea;
+begin
+    perform llmgw_core.require_term('tick', p_term);
+    for a in select * from jsonb_array_elements(p_attempts) loop
+        -- Codes and places, not the numbers beside them: free memory moves all the time.
+        select sha256(convert_to(coalesce(string_agg(concat_ws('/', r->>'profile', r->>'node', r->>'code'), ','
+                order by r->>'profile', r->>'node', r->>'code'), '') || (a->>'placed'), 'utf8'))
+            into fresh from jsonb_array_elements(a->'refusals') r;
+        select * into known from llmgw_core.attempt where model = a->>'model';
+        if known.digest = fresh then
+            update llmgw_core.attempt set checked_at = clock_timestamp() where model = known.model;
+            continue;
+        end if;
+        insert into llmgw_core.decision as x (term, kind, model, reason, detail)
+            values (p_term, 'attempt', a->>'model', case when (a->>'placed')::boolean then 'placed' else 'could not be placed' end,
+                    jsonb_build_object('refusals', jsonb_array_length(a->'refusals')))
+            returning x.id, x.at into d;
+        insert into llmgw_core.rejection (decision_id, at, "position", model, profile, pool, node_id, code, reason, need, have)
+            select d.id, d.at, ord, a->>'model', r->>'profile', r->>'pool', r->>'node', r->>'code', r->>'reason', r->>'need', r->>'have'
+            from jsonb_array_elements(a->'refusals') with ordinality as e(r, ord);
+        insert into llmgw_core.attempt as x (model, decision_id, decision_at, checked_at, placed, digest)
+            values (a->>'model', d.id, d.at, clock_timestamp(), (a->>'placed')::boolean, fresh)
+            on conflict (model) do update set decision_id = d.id, decision_at = d.at, checked_at = clock_timestamp(),
+                placed = excluded.placed, digest = fresh;
+        written := written + 1;
+    end loop;
+    return written;
+end $$;
+comment on function llmgw_core.record_attempts_v1(bigint, jsonb) is 'Keeps what each model''s placement attempt found; a new set of rows only when the refusals changed. Returns how many were new.';
+
+grant execute on function llmgw_core.commit_plan_v1(bigint, jsonb), llmgw_core.record_attempts_v1(bigint, jsonb) to llmgw_controller;

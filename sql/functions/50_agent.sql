@@ -1,0 +1,191 @@
+-- The agents' door. Every function finds the node by its token and touches rows of that node only.
+
+create or replace function llmgw_core.node_of(p_token text) returns text
+language plpgsql stable security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    me text;
+begin
+    select id into me from llmgw_core.node where secret_hash = sha256(convert_to(p_token, 'utf8'));
+    if me is null then
+        raise exception 'no node has this token' using errcode = 'LG004',
+            hint = 'The node was revoked or never enrolled here: llmgwctl node enroll NODE, then start the agent with the new enrolment token.';
+    end if;
+    return me;
+end $$;
+comment on function llmgw_core.node_of(text) is 'The node whose secret this is; LG004 when none.';
+
+create or replace function llmgw_core.list_of(p_doc jsonb, p_most int, p_what text) returns setof jsonb
+language plpgsql immutable set search_path = llmgw_core, pg_temp as $$
+begin
+    if jsonb_typeof(p_doc) is distinct from 'array' or jsonb_array_length(p_doc) > p_most or pg_column_size(p_doc) > 1048576 then
+        raise exception 'the list of % is not an array of at most % items and 1 MiB', p_what, p_most using errcode = 'LG003';
+    end if;
+    return query select * from jsonb_array_elements(p_doc);
+end $$;
+comment on function llmgw_core.list_of(jsonb, int, text) is 'Elements of a reported list within its caps; LG003 beyond them.';
+
+create or replace function llmgw_core.strings_of(p_doc jsonb) returns text[]
+language sql immutable set search_path = llmgw_core, pg_temp as $$
+    select case jsonb_typeof(p_doc) when 'array' then array(select left(e, 500) from jsonb_array_elements_text(p_doc) e limit 2000) end
+$$;
+comment on function llmgw_core.strings_of(jsonb) is 'A JSON list of strings as an array; null for anything else.';
+
+create or replace function agent.enroll(p_token text, p_node text, p_secret text) returns text
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    e llmgw_core.enrolment;
+begin
+    select * into e from llmgw_core.enrolment where token_hash = sha256(convert_to(p_token, 'utf8')) for update;
+    if e.token_hash is null or e.uses_left < 1 or e.expires_at < clock_timestamp() or (e.node_id is not null and e.node_id <> p_node) then
+        raise exception 'this enrolment token does not admit node %: it is unknown, used, expired or for another node', p_node
+            using errcode = 'LG004', hint = 'Make a new one: llmgwctl node enroll ' || p_node;
+    end if;
+    if length(p_secret) < 32 then
+        raise exception 'the secret of node % is shorter than 32 characters', p_node using errcode = 'LG003';
+    end if;
+    if e.node_id is null and exists (select 1 from llmgw_core.node where id = p_node and secret_hash is not null) then
+        raise exception 'node % is enrolled already and this token only admits new nodes', p_node
+            using errcode = 'LG004', hint = 'Give the node its own token: llmgwctl node enroll ' || p_node;
+    end if;
+    update llmgw_core.enrolment set uses_left = uses_left - 1 where token_hash = e.token_hash;
+    insert into llmgw_core.node as n (id, secret_hash, enrolled_at) values (p_node, sha256(convert_to(p_secret, 'utf8')), clock_timestamp())
+        on conflict (id) do update set secret_hash = excluded.secret_hash, enrolled_at = excluded.enrolled_at;
+    perform llmgw_core.audited('node ' || p_node, 'enroll', 'node ' || p_node);
+    return p_node;
+end $$;
+comment on function agent.enroll(text, text, text) is 'Exchanges an enrolment token for a node''s own secret, which the agent made; only hashes are kept.';
+
+create or replace function llmgw_core.sync_shard(p_node text, p_report jsonb) returns boolean
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    s llmgw_core.shard;
+    said text := p_report->>'state';
+    number bigint := (p_report->>'shard')::bigint;
+begin
+    select * into s from llmgw_core.shard where id = number and node_id = p_node;
+    if s.id is null or s.state in ('stopped', 'failed') then
+        return false;  -- not this node's, or over: a late word changes nothing
+    end if;
+    if said = s.state and (p_report->>'pid')::int is not distinct from s.pid
+        and coalesce(p_report->'fetch', 'null') = coalesce(s.fetching, 'null')
+        and p_report->>'error' is not distinct from s.error
+        and abs(coalesce((p_report->>'memory_bytes')::bigint, 0) - coalesce(s.memory_bytes, 0)) < 67108864
+        and abs(coalesce((p_report->>'cpu_cores')::real, 0) - coalesce(s.cpu_cores, 0)) < 0.5 then
+        return false;  -- nothing worth a write
+    end if;
+    update llmgw_core.shard set
+        state = said, error = left(p_report->>'error', 2000), exit_code = (p_report->>'exit_code')::int,
+        log_tail = coalesce(left(p_report->>'log_tail', 4096), log_tail),
+        fetching = nullif(p_report->'fetch', 'null'), pid = (p_report->>'pid')::int,
+        cpu_cores = (p_report->>'cpu_cores')::real, memory_bytes = (p_report->>'memory_bytes')::bigint
+        where id = s.id;
+    return said <> s.state;
+end $$;
+comment on function llmgw_core.sync_shard(text, jsonb) is 'Takes what a node says of one shard; true when its state moved.';
+
+create or replace function llmgw_core.sync_shards(p_node text, p_reports jsonb) returns boolean
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    r jsonb;
+    moved boolean := false;
+begin
+    for r in select * from llmgw_core.list_of(p_reports, 256, 'shards') loop
+        begin
+            moved := llmgw_core.sync_shard(p_node, r) or moved;
+        exception
+            -- One odd word must not cost the node its other shards; the row keeps its last good state.
+            when sqlstate 'LG002' or integrity_constraint_violation or data_exception then
+                raise warning 'node %: report of shard % ignored: %', p_node, r->>'shard', sqlerrm;
+        end;
+    end loop;
+    return moved;
+end $$;
+comment on function llmgw_core.sync_shards(text, jsonb) is 'Takes what a node says of its shards; true when any state moved.';
+
+create or replace function llmgw_core.sync_load(p_node text, p_report jsonb) returns void
+language sql security definer set search_path = llmgw_core, pg_temp as $$
+    insert into llmgw_core.node_load as l (node_id, at, cpu_percent, load1, load5, load15, memory_used_mib, gpus)
+    select p_node, clock_timestamp(), (p_report->'load'->>'cpu_percent')::real, (p_report->'load'->>'load1')::real,
+        (p_report->'load'->>'load5')::real, (p_report->'load'->>'load15')::real,
+        (p_report->'load'->>'memory_used_mib')::bigint,
+        (select jsonb_object_agg(g->>'uuid', g - 'uuid') from jsonb_array_elements(p_report->'gpus') g where g->>'uuid' is not null)
+    on conflict (node_id) do update set at = excluded.at, cpu_percent = excluded.cpu_percent, load1 = excluded.load1,
+        load5 = excluded.load5, load15 = excluded.load15, memory_used_mib = excluded.memory_used_mib, gpus = excluded.gpus
+$$;
+comment on function llmgw_core.sync_load(text, jsonb) is 'Keeps the fast facts of a node.';
+
+create or replace function llmgw_core.assignments_of(p_node text) returns jsonb
+language sql stable security definer set search_path = llmgw_core, pg_temp as $$
+    select coalesce(jsonb_agg(s.spec || jsonb_build_object(
+            'shard', s.id, 'replica', s.replica_id, 'model', r.model, 'profile', r.profile, 'rank', s.rank,
+            'desired', s.desired, 'port', s.port, 'host', n.mgmt_addr, 'cpus', s.cpus, 'memory_mib', s.memory_mib,
+            'gpus', (select coalesce(jsonb_agg(jsonb_build_object('uuid', g.uuid, 'index', g.index) order by g.index), '[]')
+                     from llmgw_core.gpu_claim c join llmgw_core.gpu g on g.node_id = c.node_id and g.uuid = c.gpu_uuid
+                     where c.shard_id = s.id)) order by s.id), '[]')
+    from llmgw_core.shard s
+    join llmgw_core.replica r on r.id = s.replica_id
+    join llmgw_core.node n on n.id = s.node_id
+    where s.node_id = p_node and s.state not in ('stopped', 'failed')
+$$;
+comment on function llmgw_core.assignments_of(text) is 'Every live shard of a node as the agent''s document.';
+
+create or replace function llmgw_core.poll_ms(p_node text) returns int
+language sql volatile security definer set search_path = llmgw_core, pg_catalog, pg_temp as $$
+    select (case
+        when exists (select 1 from llmgw_core.shard where node_id = p_node and state not in ('stopped', 'failed')
+                     and (state <> 'ready' or desired = 'stopped'))
+          or exists (select 1 from llmgw_core.ask where node_id = p_node and answered_at is null)
+        then llmgw_core.setting('poll_busy')
+        else least(30000, greatest(llmgw_core.setting('poll_idle'),
+            1000 * (select greatest(reltuples, 0) from pg_class where oid = 'llmgw_core.node'::regclass)
+                / llmgw_core.setting('syncs_per_second')))
+        end * (0.9 + 0.2 * random()))::int
+$$;
+comment on function llmgw_core.poll_ms(text) is 'How long an agent may wait until its next sync: short with work outstanding, else scaled to the fleet.';
+
+create or replace function agent.sync(p_token text, p_have_gen bigint, p_report jsonb)
+returns table (gen bigint, assignments jsonb, poll_ms int, now timestamptz, asks jsonb)
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    me text := llmgw_core.node_of(p_token);
+    was llmgw_core.beat;
+    said_gen bigint := (p_report->>'applied_gen')::bigint;
+    said_boot uuid := (p_report->>'boot')::uuid;
+    moved boolean := false;
+begin
+    if pg_column_size(p_report) > 262144 then
+        raise exception 'the report of node % is over 256 KiB', me using errcode = 'LG003';
+    end if;
+    select * into was from llmgw_core.beat where node_id = me;
+    -- A delayed report of the same agent must not undo what a later one said.
+    if was.boot is distinct from said_boot or was.applied_gen is null or said_gen is null or said_gen >= was.applied_gen then
+        moved := llmgw_core.sync_shards(me, coalesce(p_report->'shards', '[]'));
+    end if;
+    if moved then
+        perform nextval('llmgw_core.change');
+    else
+        perform set_config('synchronous_commit', 'off', true);  -- a lost beat costs nothing
+    end if;
+    insert into llmgw_core.beat as b (node_id, seen_at, boot, applied_gen, clock_skew_s)
+        values (me, clock_timestamp(), said_boot, said_gen,
+                (p_report->>'clock')::double precision - extract(epoch from clock_timestamp()))
+        on conflict (node_id) do update set seen_at = excluded.seen_at, boot = excluded.boot,
+            applied_gen = excluded.applied_gen, clock_skew_s = excluded.clock_skew_s;
+    if was.node_id is null then
+        perform nextval('llmgw_core.change');  -- a node's first word makes it placeable now
+    end if;
+    if p_report ? 'load' or p_report ? 'gpus' then
+        perform llmgw_core.sync_load(me, p_report);
+    end if;
+    select n.alloc_gen into gen from llmgw_core.node n where n.id = me;
+    if p_have_gen is distinct from gen then
+        assignments := llmgw_core.assignments_of(me);
+    end if;
+    poll_ms := llmgw_core.poll_ms(me);
+    now := clock_timestamp();
+    select coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', a.id, 'kind', a.kind, 'shard', a.shard_id, 'lines', a.lines,
+        'from_offset', a.from_offset)) order by a.id), '[]') into asks
+        from llmgw_core.ask a where a.node_id = me and a.answered_at is null;
+    return next;
+end $$;
+comment on function agent.sync(text, bigint, jsonb) is 'Heartbeat, report and poll in one round trip. assignments is null when the agent''s generation is current; poll_ms is when to come again.';

@@ -1,0 +1,109 @@
+-- Keys of clients and what they used.
+
+create or replace function llmgw.key_create_v1(p_actor text, p_id text, p_hash bytea, p_name text, p_models text[], p_ttl_s double precision)
+returns timestamptz language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    until timestamptz := clock_timestamp() + make_interval(secs => p_ttl_s);
+    unknown text;
+begin
+    select m into unknown from unnest(p_models) m where not exists (select 1 from llmgw_core.model_name n where n.name = m) limit 1;
+    if unknown is not null then
+        raise exception 'key %: there is no model or alias %', p_name, unknown using errcode = 'LG003', hint = 'select name from llmgw.models';
+    end if;
+    insert into llmgw_core.api_key (id, hash, name, models, created_by, expires_at) values (p_id, p_hash, p_name, p_models, p_actor, until);
+    perform llmgw_core.audited(p_actor, 'create', 'key ' || p_id, jsonb_build_object('name', p_name, 'models', p_models));
+    perform llmgw_core.notify('keys');
+    return until;
+end $$;
+comment on function llmgw.key_create_v1(text, text, bytea, text, text[], double precision) is 'Keeps the hash of a new key; returns when it expires (null = never).';
+
+create or replace function llmgw.key_revoke_v1(p_actor text, p_id text) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+begin
+    update llmgw_core.api_key set revoked_at = coalesce(revoked_at, clock_timestamp()) where id = p_id;
+    if not found then
+        raise exception 'there is no key %', p_id using errcode = 'LG005', hint = 'select id, name from llmgw.keys';
+    end if;
+    perform llmgw_core.audited(p_actor, 'revoke', 'key ' || p_id);
+    perform llmgw_core.notify('keys');
+end $$;
+comment on function llmgw.key_revoke_v1(text, text) is 'The key is refused everywhere within two seconds.';
+
+create or replace function llmgw_core.usage_flush_v1(p_rows jsonb) returns int
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    written int;
+begin
+    insert into llmgw_core.usage_event (id, at, key_id, model_asked, model, replica_id, endpoint, status, http_status, error_code,
+            stream, prompt_tokens, cached_tokens, completion_tokens, ttft_ms, total_ms, attempts, request_id)
+        -- Partitions exist around today; a time outside them is a router's fault, not a reason to lose the row.
+        select r.id, greatest(least(to_timestamp(r.at), clock_timestamp()), clock_timestamp() - interval '1 day'),
+            r.key_id, r.model_asked, r.model, r.replica_id, r.endpoint, r.status, r.http_status, r.error_code, r.stream,
+            r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.ttft_ms, r.total_ms, coalesce(r.attempts, 0), r.request_id
+        from jsonb_to_recordset(p_rows) as r (id uuid, at double precision, key_id text, model_asked text, model text, replica_id bigint,
+            endpoint text, status text, http_status int, error_code text, stream boolean, prompt_tokens bigint, cached_tokens bigint,
+            completion_tokens bigint, ttft_ms double precision, total_ms double precision, attempts int, request_id text)
+        on conflict do nothing;
+    get diagnostics written = row_count;
+    return written;
+end $$;
+comment on function llmgw_core.usage_flush_v1(jsonb) is 'Writes request rows; a repeated batch writes nothing twice (at and id are the router''s). Returns rows written.';
+
+create or replace function llmgw_core.router_report_v1(p_router uuid, p_uses jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+begin
+    insert into llmgw_core.router_use as u (router_id, replica_id, in_flight, last_used_at, reported_at)
+        select p_router, r.replica_id, r.in_flight, clock_timestamp() - make_interval(secs => r.last_used_age_ms / 1000), clock_timestamp()
+        from jsonb_to_recordset(p_uses) as r (replica_id bigint, in_flight int, last_used_age_ms double precision)
+        where exists (select 1 from llmgw_core.replica x where x.id = r.replica_id)
+        on conflict (router_id, replica_id) do update set in_flight = excluded.in_flight,
+            last_used_at = coalesce(excluded.last_used_at, u.last_used_at), reported_at = excluded.reported_at;
+    update llmgw_core.controller set seen_at = clock_timestamp() where id = p_router;
+end $$;
+comment on function llmgw_core.router_report_v1(uuid, jsonb) is 'What a router runs on each replica right now.';
+
+create or replace function llmgw_core.partitions_keep_v1(p_ahead int) returns int
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    t record;
+    d date;
+    part text;
+    made int := 0;
+begin
+    if not pg_try_advisory_xact_lock(7720, 3) then
+        return 0;  -- another controller is at it
+    end if;
+    for t in select * from (values ('decision', 'decision_days'), ('rejection', 'decision_days'), ('usage_event', 'usage_days')) v (name, kept) loop
+        for d in select generate_series((clock_timestamp() at time zone 'UTC')::date - 1, (clock_timestamp() at time zone 'UTC')::date + p_ahead, interval '1 day') loop
+            part := format('%s_%s', t.name, to_char(d, 'YYYYMMDD'));
+            if to_regclass('llmgw_core.' || part) is null then
+                execute format('create table llmgw_core.%I partition of llmgw_core.%I for values from (%L) to (%L)',
+                    part, t.name, d::text || ' 00:00+00', (d + 1)::text || ' 00:00+00');
+                made := made + 1;
+            end if;
+        end loop;
+        for part in select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+                where i.inhparent = ('llmgw_core.' || t.name)::regclass
+                  and right(c.relname, 8)::date < (clock_timestamp() - make_interval(days => llmgw_core.setting(t.kept)::int))::date loop
+            execute format('drop table llmgw_core.%I', part);
+        end loop;
+    end loop;
+    return made;
+end $$;
+comment on function llmgw_core.partitions_keep_v1(int) is 'Makes daily partitions this many days ahead and drops those past retention. Returns how many were made.';
+
+create or replace function llmgw_core.housekeep_v1(p_term bigint) returns int
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+begin
+    perform llmgw_core.require_term('housekeeping', p_term);
+    delete from llmgw_core.controller c where c.seen_at < clock_timestamp() - interval '1 hour' and not llmgw_core.present(c.id)
+        and not exists (select 1 from llmgw_core.lease l where l.holder = c.id);
+    delete from llmgw_core.router_use u where not exists (select 1 from llmgw_core.controller c where c.id = u.router_id)
+        or exists (select 1 from llmgw_core.replica r where r.id = u.replica_id and r.state = 'gone');
+    delete from llmgw_core.replica r where r.state = 'gone' and r.state_at < clock_timestamp() - llmgw_core.setting('decision_days') * interval '1 day';
+    return llmgw_core.partitions_keep_v1(7);
+end $$;
+comment on function llmgw_core.housekeep_v1(bigint) is 'Removes what nobody needs any more and keeps partitions; idempotent, under the housekeeping term.';
+
+grant execute on function llmgw.key_create_v1(text, text, bytea, text, text[], double precision), llmgw.key_revoke_v1(text, text),
+    llmgw_core.usage_flush_v1(jsonb), llmgw_core.router_report_v1(uuid, jsonb), llmgw_core.housekeep_v1(bigint) to llmgw_controller;

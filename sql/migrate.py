@@ -1,0 +1,129 @@
+"""Brings a database to this program's schema. Synchronous: run it in a thread.
+
+Any number of controllers may call ``upgrade`` at once: one works, the others wait for its transaction
+(F22). A database that is newer than this program is left alone (F23).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from sqlalchemy import Connection
+
+MIGRATION_LOCK = (7720, 1)
+
+
+def sqlalchemy_url(url: str) -> URL:
+    """The same database for SQLAlchemy, through psycopg."""
+    return make_url(url).set(drivername="postgresql+psycopg")
+
+
+def config() -> Config:
+    """Alembic's configuration: scripts beside the repository, or inside the wheel."""
+    packaged = Path(str(resources.files("sql"))) / "_alembic"
+    found = Config()
+    found.set_main_option("script_location", str(packaged if packaged.is_dir() else packaged.parent.parent / "alembic"))
+    return found
+
+
+def head() -> str:
+    """The newest revision that this program knows."""
+    found = ScriptDirectory.from_config(config()).get_current_head()
+    assert found is not None
+    return found
+
+
+def known(revision: str) -> bool:
+    """Whether this program has that revision; if not, the database is newer than we are."""
+    return any(script.revision == revision for script in ScriptDirectory.from_config(config()).walk_revisions())
+
+
+def current(connection: Connection) -> str | None:
+    """The database's revision, or None when it is empty."""
+    table = connection.execute(text("select to_regclass('llmgw_core.alembic_version')::text")).scalar()
+    if table is None:
+        return None
+    revision: str | None = connection.execute(text("select version_num from llmgw_core.alembic_version")).scalar()
+    return revision
+
+
+def upgrade(url: str) -> str:
+    """Upgrades the database behind ``url`` and returns its revision; does nothing when it is newer than us."""
+    engine = create_engine(sqlalchemy_url(url), poolclass=NullPool, connect_args={"connect_timeout": 10})
+    with engine.connect() as connection, connection.begin():
+        connection.execute(text(f"select pg_advisory_xact_lock({MIGRATION_LOCK[0]}, {MIGRATION_LOCK[1]})"))
+        revision = current(connection)
+        if revision is not None and not known(revision):
+            return revision
+        if revision == head() and _digest_applied(connection) == code_digest():
+            return revision
+        # The version table lives in our schema, which the first migration then gives to its owner.
+        connection.execute(text("create schema if not exists llmgw_core"))
+        settings = config()
+        settings.attributes["connection"] = connection
+        command.upgrade(settings, "head")
+        apply_code(connection)
+    return head()
+
+
+def _files(folder: str) -> list[Traversable]:
+    found = (entry for entry in (resources.files("sql") / folder).iterdir() if entry.name.endswith(".sql"))
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def code_digest() -> str:
+    """Digest of all functions and views as this program carries them."""
+    digest = hashlib.sha256()
+    for entry in _files("functions") + _files("views"):
+        digest.update(entry.read_bytes())
+    return digest.hexdigest()
+
+
+def _digest_applied(connection: Connection) -> str | None:
+    found: str | None = connection.execute(
+        text("select digest from llmgw_core.applied where name = 'functions and views'")
+    ).scalar()
+    return found
+
+
+def run_script(connection: Connection, script: str) -> None:
+    """Runs a whole SQL file on the driver's own cursor: SQLAlchemy would take ``:`` and ``%`` for its own."""
+    with connection.connection.cursor() as cursor:
+        cursor.execute(script)
+
+
+def apply_code(connection: Connection) -> None:
+    """Re-applies functions and views whole, in the caller's transaction, as the owner role."""
+    run_script(connection, "alter table llmgw_core.alembic_version owner to llmgw_owner")
+    run_script(connection, "set local role llmgw_owner")
+    views = connection.execute(
+        text(
+            "select format('%I.%I', schemaname, viewname) from pg_views"
+            " where schemaname in ('llmgw', 'llmgw_core')"
+        )
+    ).scalars()
+    for view in list(views):  # columns may have changed, which "create or replace" refuses
+        run_script(connection, f"drop view if exists {view} cascade")
+    for entry in _files("functions") + _files("views"):
+        run_script(connection, entry.read_text())
+    connection.execute(
+        text(
+            "insert into llmgw_core.applied (name, digest) values ('functions and views', :digest)"
+            " on conflict (name) do update set digest = :digest, applied_at = clock_timestamp()"
+        ),
+        {"digest": code_digest()},
+    )
+    connection.execute(text("select llmgw_core.partitions_keep_v1(7)"))
+    run_script(connection, "reset role")

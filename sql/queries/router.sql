@@ -1,0 +1,30 @@
+-- name: route_models
+-- Names clients may ask for.
+select m.name, coalesce((select array_agg(a.name order by a.name) from llmgw_core.model_name a where a.model = m.name and a.is_alias), '{}') as aliases,
+    coalesce((select array_agg(f.fallback order by f.position) from llmgw_core.fallback f where f.model = m.name), '{}') as fallbacks,
+    extract(epoch from m.created_at)::double precision as created_at
+from llmgw_core.model m;
+
+-- name: route_replicas
+-- Where requests may go (ready) or still run (draining).
+select r.id as replica_id, r.model, r.state, r.endpoint,
+    (select s.node_id from llmgw_core.shard s where s.replica_id = r.id and s.launch = r.launch and s.rank = 0) as node_id
+from llmgw_core.replica r
+where r.state in ('ready', 'draining') and r.endpoint is not null;
+
+-- name: route_keys
+-- Keys that may be used now or later; a revoked key is simply absent.
+select k.id, k.hash, k.models, extract(epoch from k.expires_at)::double precision as expires_at
+from llmgw_core.api_key k where k.revoked_at is null and (k.expires_at is null or k.expires_at > clock_timestamp());
+
+-- name: route_now
+-- The database's clock, for expiry and for the times of usage rows.
+select extract(epoch from clock_timestamp())::double precision as now;
+
+-- name: usage_flush
+-- Request rows in one batch; a batch sent twice is written once.
+select llmgw_core.usage_flush_v1($1::jsonb);
+
+-- name: router_report
+-- What this router runs on each replica.
+select llmgw_core.router_report_v1($1::uuid, $2::jsonb);

@@ -1,0 +1,99 @@
+create or replace view llmgw_core.node_state as
+select n.id as node_id,
+    extract(epoch from clock_timestamp() - b.seen_at)::double precision as silent_s,
+    case when b.seen_at is null then 'unreachable'
+         when clock_timestamp() - b.seen_at > llmgw_core.seconds('lost_after') then 'lost'
+         when clock_timestamp() - b.seen_at > llmgw_core.seconds('unreachable_after') then 'unreachable'
+         else n.intent end as state,
+    case when b.seen_at is null then 'its agent has not been seen yet'
+         when clock_timestamp() - b.seen_at > llmgw_core.seconds('unreachable_after')
+         then format('silent for %s s', round(extract(epoch from clock_timestamp() - b.seen_at)))
+         else n.intent_reason end as state_reason
+from llmgw_core.node n left join llmgw_core.beat b on b.node_id = n.id;
+comment on view llmgw_core.node_state is 'The one place that turns silence and the operator''s word into a state.';
+
+create or replace view llmgw_core.gpu_state as
+select g.node_id, g.uuid, l.fast,
+    (l.fast->>'memory_foreign_mib')::bigint as memory_foreign_mib,
+    (select jsonb_agg(jsonb_build_object('shard_id', c.shard_id, 'memory_mib', c.memory_mib) order by c.shard_id)
+     from llmgw_core.gpu_claim c where c.node_id = g.node_id and c.gpu_uuid = g.uuid) as claims,
+    case when not g.healthy then 'unhealthy'
+         when exists (select 1 from llmgw_core.gpu_claim c where c.node_id = g.node_id and c.gpu_uuid = g.uuid) then 'used'
+         when (l.fast->>'memory_foreign_mib')::bigint > 512 then 'foreign'
+         else 'free' end as state
+from llmgw_core.gpu g
+left join lateral (
+    select x.gpus->g.uuid as fast from llmgw_core.node_load x
+    where x.node_id = g.node_id and x.at > clock_timestamp() - llmgw_core.seconds('load_stale')) l on true;
+comment on view llmgw_core.gpu_state is 'Cards with their fast facts (null when stale) and one word: unhealthy, used, foreign (held by processes outside llmgw, over 512 MiB) or free.';
+
+create or replace view llmgw.gpus as
+select g.node_id as node, g.index, g.uuid, g.name, g.class, s.state, g.memory_mib as memory_mb,
+    (s.fast->>'memory_used_mib')::bigint as memory_used_mb,
+    (s.fast->>'utilization_percent')::double precision as utilization_percent,
+    (s.fast->>'temperature_c')::double precision as temperature_c,
+    (s.fast->>'power_w')::double precision as power_w,
+    g.healthy, nullif(g.problems, '{}') as problems, g.numa, g.driver_version, g.cuda_version,
+    (s.claims->0->>'shard_id')::bigint as shard
+from llmgw_core.gpu g join llmgw_core.gpu_state s using (node_id, uuid);
+comment on view llmgw.gpus is 'Every card: what it is, how busy, how healthy, and which shard holds it. Null is unknown. memory_mb counts MiB.';
+
+create or replace view llmgw.nodes as
+select n.id, s.state, s.state_reason,
+    coalesce(g.total, 0) as gpu_total, coalesce(g.free, 0) as gpu_free, g.classes as gpu_classes,
+    round(n.memory_effective_mib / 1024.0, 1)::double precision as memory_gb,
+    coalesce(r.replicas, 0) as replicas, round(s.silent_s::numeric, 1)::double precision as last_seen_ago,
+    n.hostname, n.mgmt_addr, n.os, n.agent_version,
+    nullif(array_cat(coalesce(n.warnings, '{}'),
+        case when abs(b.clock_skew_s) > 1 then array[format('clock is %s s off the database''s', round(b.clock_skew_s::numeric, 1))] else '{}' end), '{}') as warnings,
+    d.free_gb as disk_free_gb, d.total_gb as disk_total_gb,
+    g.unhealthy as unhealthy_gpus,
+    (select array_agg(distinct e.engine || case when e.version = '' then '' else ' ' || e.version end)
+     from llmgw_core.engine e where e.node_id = n.id and e.state = 'installed') as engines,
+    (select jsonb_agg(jsonb_strip_nulls(jsonb_build_object('engine', e.engine, 'version', e.version, 'state', e.state, 'error', e.error)))
+     from llmgw_core.engine e where e.node_id = n.id and e.state <> 'installed') as provision,
+    (select array_agg(distinct w.source) from llmgw_core.weight w where w.node_id = n.id and w.complete) as models_on_disk,
+    nullif(n.labels, '{}') as labels,
+    case when l.at is not null then jsonb_strip_nulls(jsonb_build_object(
+        'cpu_percent', l.cpu_percent, 'cpus', n.cpus_effective, 'load1', l.load1, 'load5', l.load5, 'load15', l.load15,
+        'memory_used_bytes', l.memory_used_mib * 1048576, 'memory_total_bytes', n.memory_effective_mib * 1048576,
+        'memory_percent', round(100.0 * l.memory_used_mib / n.memory_effective_mib, 1),
+        'age_seconds', round(extract(epoch from clock_timestamp() - l.at), 1))) end as load,
+    g.gpus
+from llmgw_core.node n
+join llmgw_core.node_state s on s.node_id = n.id
+left join llmgw_core.beat b on b.node_id = n.id
+left join llmgw_core.node_load l on l.node_id = n.id and l.at > clock_timestamp() - llmgw_core.seconds('load_stale')
+left join lateral (
+    select count(*)::int as total, count(*) filter (where v.state = 'free')::int as free,
+        array_agg(distinct v.class) as classes,
+        array_agg(format('gpu %s: %s', v.index, coalesce(array_to_string(v.problems, '; '), 'unhealthy')) order by v.index) filter (where not v.healthy) as unhealthy,
+        jsonb_agg(jsonb_strip_nulls(to_jsonb(v) - 'node' - 'state' - 'driver_version' - 'cuda_version') order by v.index) as gpus
+    from llmgw.gpus v where v.node = n.id having count(*) > 0) g on true
+left join lateral (
+    select count(distinct x.replica_id)::int as replicas from llmgw_core.shard x
+    where x.node_id = n.id and x.state not in ('stopped', 'failed')) r on true
+left join lateral (
+    select round(sum(x.free_mib) / 1024.0, 1)::double precision as free_gb, round(sum(x.total_mib) / 1024.0, 1)::double precision as total_gb
+    from llmgw_core.disk x where x.node_id = n.id and x.kind = 'local') d on true
+order by n.id;
+comment on view llmgw.nodes is 'Every node as llmgwctl nodes shows it. state: ready, cordoned, draining (the operator''s word), unreachable or lost (silence, by the database''s clock). Null is unknown; last_seen_ago is seconds; disks are the local ones only.';
+
+create or replace view llmgw.engines as
+select node_id as node, engine, nullif(version, '') as version, nullif(path, '') as path, state, error from llmgw_core.engine;
+comment on view llmgw.engines is 'Inference engines found on each node.';
+
+create or replace view llmgw.weights as
+select node_id as node, source, path, bytes, complete,
+    exists (select 1 from llmgw_core.model m where m.source = w.source) as in_catalog
+from llmgw_core.weight w;
+comment on view llmgw.weights is 'Model weights on the nodes'' disks.';
+
+create or replace view llmgw.gpu_capacity as
+select class, count(*)::int as total, count(*) filter (where g.state = 'used')::int as used,
+    count(*) filter (where g.state = 'free' and s.state = 'ready')::int as free,
+    count(*) filter (where g.state = 'unhealthy')::int as unhealthy,
+    count(*) filter (where g.state = 'foreign' or (g.state = 'free' and s.state <> 'ready'))::int as unavailable
+from llmgw.gpus g join llmgw_core.node_state s on s.node_id = g.node
+group by class order by class;
+comment on view llmgw.gpu_capacity is 'Cards per class. free counts ready nodes only; unavailable is free cards on other nodes and cards that foreign processes hold; unhealthy ones are neither used nor free.';

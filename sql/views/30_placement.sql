@@ -1,0 +1,87 @@
+create or replace view llmgw.shards as
+select s.id, s.replica_id as replica, r.model, s.launch, s.rank, s.node_id as node, s.state, s.desired, s.port,
+    (select array_agg(g.index order by g.index) from llmgw_core.gpu_claim c
+     join llmgw_core.gpu g on g.node_id = c.node_id and g.uuid = c.gpu_uuid where c.shard_id = s.id) as gpus,
+    s.error, s.exit_code, s.fetching, s.pid, s.cpu_cores, s.memory_bytes, s.cpus, s.memory_mib,
+    round(extract(epoch from clock_timestamp() - s.state_at), 1)::double precision as state_seconds, s.log_tail
+from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id;
+comment on view llmgw.shards is 'Every shard, also those that are over; launch counts the replica''s starts.';
+
+create or replace view llmgw.replicas as
+select r.id, r.model, r.profile, r.state, r.pool,
+    (select array_agg(s.node_id order by s.rank) from llmgw_core.shard s where s.replica_id = r.id and s.launch = r.launch) as nodes,
+    round(extract(epoch from clock_timestamp() - r.created_at), 1)::double precision as age_seconds,
+    case when u.used is null then -1
+         when u.in_flight > 0 then 0
+         else round(extract(epoch from clock_timestamp() - u.used), 1) end::double precision as idle_seconds,
+    r.endpoint, r.error, r.reason, r.restarts, u.in_flight,
+    p.fingerprint is distinct from r.fingerprint and r.fingerprint is not null as stale,
+    r.backoff_until, r.drain_deadline,
+    coalesce((select jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', v.id, 'node', v.node, 'rank', v.rank, 'gpus', coalesce(to_jsonb(v.gpus), '[]'),
+            'state', v.state, 'error', v.error, 'cpu_cores', v.cpu_cores, 'memory_bytes', v.memory_bytes,
+            'fetch', case when v.fetching is not null then v.fetching || jsonb_build_object('percent',
+                round(100.0 * (v.fetching->>'bytes_done')::bigint / nullif((v.fetching->>'bytes_total')::bigint, 0), 1)) end)) order by v.rank)
+        from llmgw.shards v where v.replica = r.id and v.launch = r.launch), '[]') as shards
+from llmgw_core.replica r
+left join llmgw_core.profile p on p.model = r.model and p.name = r.profile
+left join lateral (select max(x.last_used_at) as used, sum(x.in_flight)::int as in_flight from llmgw_core.router_use x where x.replica_id = r.id) u on true
+where r.state <> 'gone'
+order by r.id;
+comment on view llmgw.replicas is 'Replicas that are not gone. idle_seconds is -1 when no router has reported any use, which is not the same as idle; stale says that the profile was edited since.';
+
+create or replace view llmgw.placements as
+select m.name as model,
+    a.placed, a.decision_at as at, a.checked_at,
+    case when a.model is null then 'no attempt yet'
+         when a.placed and x.refused = 0 then 'placed and nothing rejected'
+         when a.placed then 'placed, rejected along the way'
+         else 'could not be placed' end as outcome,
+    coalesce(x.refused, 0) as refused, x.main_reason
+from llmgw_core.model m
+left join llmgw_core.attempt a on a.model = m.name
+left join lateral (
+    select count(*)::int as refused,
+        (select format('%s (%s of %s candidates)', (array_agg(y.reason))[1], count(*), (select count(*) from llmgw_core.rejection z where z.at = a.decision_at and z.decision_id = a.decision_id))
+         from llmgw_core.rejection y where y.at = a.decision_at and y.decision_id = a.decision_id group by y.code order by count(*) desc, y.code limit 1) as main_reason
+    from llmgw_core.rejection r where r.at = a.decision_at and r.decision_id = a.decision_id) x on true
+order by m.name;
+comment on view llmgw.placements is 'What the latest attempt to place each model came to.';
+
+create or replace view llmgw.rejections as
+select r.model, r.profile, r.pool, r.node_id as node, r.code, r.reason, r.need, r.have, r.at
+from llmgw_core.rejection r join llmgw_core.attempt a on a.decision_at = r.at and a.decision_id = r.decision_id
+order by r.model, r."position";
+comment on view llmgw.rejections is 'Why each candidate of the latest attempt of each model did not fit.';
+
+create or replace view llmgw.why_not as
+select r.model, r.code, count(*)::int as candidates, (array_agg(r.node order by r.node))[1:3] as for_example,
+    min(r.need) as need, max(r.have) as best_have
+from llmgw.rejections r join llmgw_core.attempt a on a.model = r.model and not a.placed
+group by r.model, r.code order by r.model, candidates desc;
+comment on view llmgw.why_not is 'Reasons that keep models from being placed, counted.';
+
+create or replace view llmgw.decisions as
+select d.id, d.at, d.term, d.kind, d.model, d.replica_id as replica, d.node_id as node, d.reason, d.detail
+from llmgw_core.decision d;
+comment on view llmgw.decisions is 'Every item of every plan, and refusals at commit. Filter on at.';
+
+create or replace view llmgw.controllers as
+select c.id, c.role, c.hostname, c.pid, c.version, llmgw_core.present(c.id) as alive,
+    c.started_at, round(extract(epoch from clock_timestamp() - c.seen_at), 1)::double precision as seen_ago,
+    (select array_agg(l.name order by l.name) from llmgw_core.lease l where l.holder = c.id and l.expires_at > clock_timestamp()) as leads
+from llmgw_core.controller c order by c.started_at;
+comment on view llmgw.controllers is 'Control and router processes; alive = it holds its presence lock; leads = duties it holds.';
+
+create or replace view llmgw.leases as
+select l.name, l.term, l.holder, l.acquired_at, l.expires_at, l.expires_at > clock_timestamp() and llmgw_core.present(l.holder) as held
+from llmgw_core.lease l order by l.name;
+comment on view llmgw.leases is 'Duties, who does them, and the term that only grows.';
+
+create or replace view llmgw.locks as
+select coalesce(x.name, y.name, l.classid || '/' || l.objid) as lock, l.pid, l.granted, a.application_name as application
+from pg_locks l
+left join llmgw_core.lock_name x on x.class = l.classid::int and x.id = l.objid::int
+left join llmgw_core.lock_name y on y.class = l.classid::int and y.id is null
+left join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database());
+comment on view llmgw.locks is 'Advisory locks by name, and who holds or waits for them.';

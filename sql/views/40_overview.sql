@@ -1,0 +1,55 @@
+create or replace view llmgw.events as
+select id, at, actor, action, object, detail from llmgw_core.audit;
+comment on view llmgw.events is 'Who changed what.';
+
+create or replace view llmgw.settings as select name, value, unit, why from llmgw_core.setting order by name;
+comment on view llmgw.settings is 'Numbers that decisions use.';
+
+create or replace view llmgw.reasons as select code, sentence from llmgw_core.reason order by code;
+comment on view llmgw.reasons is 'Every code with which placement refuses a candidate.';
+
+create or replace view llmgw.usage_recent as
+select at, id, key_id as key, model_asked, model, replica_id as replica, endpoint, status, http_status, error_code, stream,
+    prompt_tokens, cached_tokens, completion_tokens, ttft_ms, total_ms, attempts, request_id
+from llmgw_core.usage_event where at > clock_timestamp() - interval '1 day';
+comment on view llmgw.usage_recent is 'Requests of the last 24 hours, one row each. Token counts are null when nothing said them.';
+
+create or replace view llmgw.summary as
+select
+    (select coalesce(jsonb_agg(to_jsonb(c) order by c.class), '[]') from llmgw.gpu_capacity c) as gpus,
+    (select coalesce(jsonb_object_agg(s.state, s.n), '{}') from (select state, count(*) n from llmgw_core.node_state group by state) s) as nodes,
+    (select coalesce(jsonb_object_agg(s.state, s.n), '{}') from (select state, count(*) n from llmgw_core.replica where state <> 'gone' group by state) s) as replicas,
+    (select jsonb_build_object('total', count(*), 'satisfied', count(*) filter (where m.ready_replicas >= m.min_replicas),
+        'unplaceable', coalesce(jsonb_agg(jsonb_build_object('name', m.name, 'reason', p.main_reason) order by m.name)
+                                filter (where p.placed = false and m.total_replicas > m.ready_replicas), '[]'))
+     from llmgw.models m join llmgw.placements p on p.model = m.name) as models,
+    (select coalesce(jsonb_agg(jsonb_build_object('name', i.model, 'replica', i.id, 'idle_seconds', i.idle_seconds, 'gpus', i.held) order by i.idle_seconds desc), '[]')
+     from (select r.model, r.id, r.idle_seconds, (select count(*) from llmgw_core.gpu_claim c join llmgw_core.shard s on s.id = c.shard_id where s.replica_id = r.id) as held
+           from llmgw.replicas r where r.state = 'ready' and r.idle_seconds > 60 order by r.idle_seconds desc limit 10) i) as idle_replicas,
+    (select jsonb_build_object('requests_per_s', round(count(*) / 60.0, 2), 'errors', count(*) filter (where u.status in ('error', 'partial')),
+        'in_flight', (select sum(x.in_flight) from llmgw_core.router_use x where x.reported_at > clock_timestamp() - interval '10 s'))
+     from llmgw_core.usage_event u where u.at > clock_timestamp() - interval '1 min') as router,
+    (select jsonb_build_object('alive', count(*) filter (where c.alive and c.role = 'control'), 'routers', count(*) filter (where c.alive and c.role = 'router'),
+        'leader', (select l.holder from llmgw.leases l where l.name = 'tick' and l.held), 'term', (select l.term from llmgw_core.lease l where l.name = 'tick'),
+        'since', (select l.acquired_at from llmgw.leases l where l.name = 'tick' and l.held)) from llmgw.controllers c) as controllers,
+    (select jsonb_build_object('version', current_setting('server_version'), 'notify_queue', pg_notification_queue_usage(),
+        'oldest_transaction_s', (select round(extract(epoch from max(clock_timestamp() - a.xact_start)), 1) from pg_stat_activity a
+                                 where a.datname = current_database() and a.pid <> pg_backend_pid()))) as database;
+comment on view llmgw.summary is 'The fleet at a glance, one row: llmgwctl status.';
+
+create or replace view llmgw.trouble as
+select 'node ' || state as what, node_id as object, state_reason as why from llmgw_core.node_state where state in ('unreachable', 'lost')
+union all select 'gpu unhealthy', node || ' gpu ' || index, array_to_string(problems, '; ') from llmgw.gpus where not healthy
+union all select 'model cannot be placed', m.name, p.main_reason from llmgw.models m join llmgw.placements p on p.model = m.name
+    where p.placed = false and m.total_replicas > m.ready_replicas
+union all select 'replica failed', model || '/' || id, error from llmgw_core.replica where state = 'failed'
+union all select 'node behind its assignments', n.id, format('generation %s, applied %s', n.alloc_gen, b.applied_gen)
+    from llmgw_core.node n join llmgw_core.beat b on b.node_id = n.id
+    where b.applied_gen < n.alloc_gen and clock_timestamp() - b.seen_at < llmgw_core.seconds('unreachable_after')
+union all select 'nobody leads', 'duty ' || name, 'no live controller holds the lease' from llmgw.leases where not held
+union all select 'idle in transaction', application_name || ' pid ' || pid, (clock_timestamp() - state_change)::text from pg_stat_activity
+    where state like 'idle in tr%' and clock_timestamp() - state_change > interval '5 s'
+union all select 'notify queue filling', current_database(), round(100 * pg_notification_queue_usage()) || ' %' where pg_notification_queue_usage() > 0.01
+union all select 'heartbeats are not HOT', relname, n_tup_hot_upd || ' of ' || n_tup_upd from pg_stat_user_tables
+    where schemaname = 'llmgw_core' and relname = 'beat' and n_tup_upd > 1000 and n_tup_hot_upd < 0.95 * n_tup_upd;
+comment on view llmgw.trouble is 'Everything an operator should worry about, one row each. Empty is good.';

@@ -1,0 +1,2 @@
+grant select on all tables in schema llmgw to llmgw_read, llmgw_controller;
+grant select on llmgw_core.node_state, llmgw_core.gpu_state to llmgw_controller;

@@ -1,0 +1,135 @@
+"""Fixtures that every test may use: a real Postgres, a fresh database per test, and its roles.
+
+One server per run (embedded PostgreSQL 18, or LLMGW_TEST_POSTGRES_BIN's), one migrated template
+database, one clone per test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql as psql
+
+from sql import embedded, logins, migrate
+from sql.pool import asyncio_host, open_pool
+from sql.settings import DatabaseSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from sql.pool import Pool
+
+TEMPLATE = "llmgw_template"
+PASSWORD = "test-only"
+numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A fresh database and the URLs of its roles."""
+
+    name: str
+    url: str
+    """The superuser's."""
+    controller_url: str
+    agent_url: str
+    read_url: str
+    server: embedded.Server
+
+    def settings(self, url: str | None = None, **more: object) -> DatabaseSettings:
+        """Connection settings for a role's URL (default: the controller's)."""
+        return DatabaseSettings(url=url or self.controller_url, **more)
+
+    def connect(self, url: str | None = None) -> psycopg.Connection:
+        """A synchronous autocommit connection (default: the superuser's)."""
+        return psycopg.connect(url or self.url, autocommit=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[embedded.Server]:
+    """The run's server, with a migrated template and login roles."""
+    # Not under pytest's own folder: as root the server runs as nobody, who must reach it.
+    base = Path(tempfile.mkdtemp(prefix="llmgw-test-pg-", dir="/var/tmp"))  # noqa: S108
+    given = os.environ.get("LLMGW_TEST_POSTGRES_BIN")
+    options = {"max_connections": "200"}
+    try:
+        with embedded.running(
+            base, fast_and_unsafe=True, binaries=Path(given) if given else None, options=options
+        ) as server:
+            with psycopg.connect(server.url, autocommit=True) as connection:
+                connection.execute(f"create database {TEMPLATE}")
+            migrate.upgrade(_url(server.url, TEMPLATE))
+            with psycopg.connect(server.url, autocommit=True) as connection:
+                for role in ("controller", "agent", "read"):
+                    logins.ensure(connection, f"test_{role}", f"llmgw_{role}", PASSWORD)
+            yield server
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _url(url: str, database: str, user: str | None = None) -> str:
+    head, _, _ = url.rpartition("/")
+    if user is not None:
+        scheme, _, rest = head.partition("://")
+        head = f"{scheme}://{user}:{PASSWORD}@{rest.partition('@')[2]}"
+    return f"{head}/{database}"
+
+
+@pytest.fixture
+def database(postgres: embedded.Server) -> Iterator[Database]:
+    """A migrated, empty database of its own."""
+    name = f"t{os.getpid()}_{next(numbers)}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(psql.SQL("create database {} template {}").format(psql.Identifier(name), psql.Identifier(TEMPLATE)))
+    try:
+        yield Database(
+            name,
+            _url(postgres.url, name),
+            *(_url(postgres.url, name, f"test_{role}") for role in ("controller", "agent", "read")),
+            server=postgres,
+        )
+    finally:
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            connection.execute(psql.SQL("drop database {} with (force)").format(psql.Identifier(name)))
+
+
+@pytest.fixture
+def empty_database(postgres: embedded.Server) -> Iterator[str]:
+    """The superuser's URL of a database without any of our schema."""
+    name = f"e{os.getpid()}_{next(numbers)}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(psql.SQL("create database {}").format(psql.Identifier(name)))
+    try:
+        yield _url(postgres.url, name)
+    finally:
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            connection.execute(psql.SQL("drop database {} with (force)").format(psql.Identifier(name)))
+
+
+@pytest.fixture
+async def asyncio_loop() -> AsyncIterator[None]:
+    """One asyncio loop for all pools of a test: fixtures share their context, so two would mix."""
+    async with asyncio_host():
+        yield
+
+
+@pytest.fixture
+async def pool(database: Database, asyncio_loop: None) -> AsyncIterator[Pool]:
+    """A pool with the controller's rights."""
+    async with open_pool(database.settings()) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def agent_pool(database: Database, asyncio_loop: None) -> AsyncIterator[Pool]:
+    """A pool with an agent's rights."""
+    async with open_pool(database.settings(database.agent_url)) as opened:
+        yield opened

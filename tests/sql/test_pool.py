@@ -1,0 +1,77 @@
+"""The driver's wrapper: values, errors, deadlines, and what happens when Postgres goes away."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from sql import queries
+from sql.errors import DatabaseAway, Refused, StaleTerm, Unauthorized
+from sql.listen import ListenState, listen
+from sql.pool import open_pool
+from sql.settings import DatabaseSettings
+
+
+async def test_jsonb_goes_both_ways(pool):
+    assert await pool.fetchval("select $1::jsonb", {"a": [1, None, "x\0y"]}) == {"a": [1, None, "x\ufffdy"]}
+
+
+async def test_transaction_rolls_back_on_error_and_on_dry_run(pool, database):
+    await_rows = "select count(*) from llmgw_core.audit"
+    async with pool.transaction(rollback=True) as connection:
+        await connection.execute("select llmgw.node_enroll_v1('me', 'n1', '\\x01', 1, 60)")
+    assert await pool.fetchval(await_rows) == 0
+    with pytest.raises(ZeroDivisionError):
+        async with pool.transaction() as connection:
+            await connection.execute("select llmgw.node_enroll_v1('me', 'n1', '\\x01', 1, 60)")
+            raise ZeroDivisionError
+    assert await pool.fetchval(await_rows) == 0
+
+
+async def test_errors_are_ours(pool, agent_pool):
+    with pytest.raises(StaleTerm):
+        await pool.fetch("select * from llmgw_core.commit_plan_v1(1, '[]')")
+    with pytest.raises(Unauthorized, match="llmgwctl node enroll"):
+        await agent_pool.fetchrow(queries("agent")["sync"], "nonsense", 0, {})
+    with pytest.raises(Refused, match="no model or alias"):
+        await pool.fetchval("select llmgw.key_create_v1('me', 'abcdef', $1, 'k', '{nope}', null)", b"0" * 32)
+
+
+async def test_nobody_there_is_away_and_opening_does_not_wait():
+    settings = DatabaseSettings(url="postgresql://u:p@127.0.0.1:9/x", connect_timeout_s=1, command_timeout_s=1)
+    async with open_pool(settings) as pool:
+        with pytest.raises(DatabaseAway):
+            await pool.fetchval("select 1")
+
+
+async def test_deadline_ends_a_statement(database):
+    async with open_pool(database.settings(command_timeout_s=0.2)) as pool:
+        with pytest.raises(DatabaseAway):
+            await pool.fetchval("select pg_sleep(60)")
+        assert await pool.fetchval("select 1") == 1
+
+
+async def test_F01_listen_reconnects_and_reads_again(pool, database, nursery):
+    hints, connects, state = [], trio.Semaphore(0), ListenState()
+    heard = trio.Event()
+
+    def hint(payload: str) -> None:
+        hints.append(payload)
+        heard.set()
+
+    async def connected() -> None:
+        connects.release()
+
+    nursery.start_soon(lambda: listen(database.settings(), hint, connected, presence=77, state=state))
+    with trio.fail_after(10):
+        await connects.acquire()
+        with database.connect() as admin:
+            admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'llmgw listen'")
+        await connects.acquire()
+        with database.connect() as admin:
+            admin.execute("select pg_notify('llmgw', 'models')")
+        await heard.wait()
+    assert hints == ["models"]
+    assert state.connects == 2
+    assert state.connected
+    nursery.cancel_scope.cancel()
