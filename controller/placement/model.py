@@ -6,9 +6,11 @@ a filter must refuse an unknown fact by name, never take it for zero or for plen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 MAY_PLACE: Final = "ready"
 
@@ -86,6 +88,8 @@ class Profile:
     arch: str | None = None
     cpu_flags: tuple[str, ...] = ()
     shards: int = 1
+    start_deadline_s: float | None = None
+    """How long each stage of a start may take; None is the fleet's setting."""
     spec: Mapping[str, Any] = field(default_factory=dict)
     """Engine arguments, environment, source ...: copied into the shard, not read by placement."""
 
@@ -135,7 +139,8 @@ class Replica:
     drain_reason: str | None = None
     shards: tuple[Shard, ...] = ()
     in_flight: int | None = None
-    """Requests running on all routers; None when some live router has not reported since the last move."""
+    """Requests running on all routers; None when some live router has not reported since the last
+    move."""
     last_used_at: float | None = None
 
 
@@ -151,7 +156,7 @@ class Settings:
     silent_share_max: float = 0.2
     """Above this share of nodes falling silent at once nobody is declared lost."""
     guard: str | None = None
-    """Why no silent node may be declared lost right now (database restarted, new leader), else None."""
+    """Why no silent node may be declared lost right now (new leader ...), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,9 @@ class Attempt:
 
     model: str
     placed: bool
-    refusals: tuple[Refusal, ...]
+    refusals: Sequence[Refusal]
+    """Every refused (profile, node). Placement hands a `placement.refused.Refused` here, which
+    works the sentences out when somebody reads them: most ticks only need its `digest`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,175 @@
+"""The hard rules that a node must pass, each one function ``(profile, node) -> Reason | None``.
+
+`refusals` runs all of them and never stops at the first: a person fixing one cause must see the
+others too. Rules about cards are in `cards.py`. An unknown fact refuses by its own code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from controller.placement import cards
+from controller.placement.model import MAY_PLACE, Node, Profile
+from controller.placement.reasons import Code, Reason, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ANY_ENGINE: Final = "command"
+"""An engine that is a command line of the user's: there is nothing to find installed."""
+
+CORES_SLACK: Final = 1e-6
+"""Sums of fractions of cores are floats; the database allows the same slack."""
+
+_STATES: Final = {
+    "cordoned": Code.NODE_CORDONED,
+    "draining": Code.NODE_DRAINING,
+    "unreachable": Code.NODE_UNREACHABLE,
+    "lost": Code.NODE_LOST,
+}
+_ARCH_NAMES: Final = {"amd64": "x86_64", "x86-64": "x86_64", "arm64": "aarch64"}
+
+
+def node_state(profile: Profile, node: Node) -> Reason | None:
+    """Only a ready node gets anything new."""
+    if node.state == MAY_PLACE:
+        return None
+    code = _STATES.get(node.state, Code.NODE_NOT_READY)
+    return Reason(code, MAY_PLACE, node.state_reason or node.state)
+
+
+def pool(profile: Profile, node: Node) -> Reason | None:
+    """Every label of the pool must have one of its values."""
+    wrong = [k for k, accepted in profile.pool_labels.items() if node.labels.get(k) not in accepted]
+    if not wrong:
+        return None
+    need = ", ".join(f"{k}={'|'.join(profile.pool_labels[k])}" for k in sorted(wrong))
+    have = ", ".join(
+        f"{k}={node.labels[k]}" if k in node.labels else f"no {k}" for k in sorted(wrong)
+    )
+    return Reason(Code.POOL_MISMATCH, need, have)
+
+
+def arch(profile: Profile, node: Node) -> Reason | None:
+    """The processor architecture, under whatever name people use for it."""
+    if profile.arch is None:
+        return None
+    if node.arch is None:
+        return Reason(Code.ARCH_UNKNOWN, profile.arch)
+    if _arch_name(profile.arch) == _arch_name(node.arch):
+        return None
+    return Reason(Code.ARCH_MISMATCH, profile.arch, node.arch)
+
+
+def cpu_flags(profile: Profile, node: Node) -> Reason | None:
+    """All wanted processor flags."""
+    if not profile.cpu_flags:
+        return None
+    need = ", ".join(profile.cpu_flags)
+    if node.cpu_flags is None:
+        return Reason(Code.CPU_FLAGS_UNKNOWN, need)
+    missing = [flag for flag in profile.cpu_flags if flag not in node.cpu_flags]
+    return Reason(Code.CPU_FLAG_MISSING, need, ", ".join(missing)) if missing else None
+
+
+def engine(profile: Profile, node: Node) -> Reason | None:
+    """The engine is installed, whatever its version."""
+    if profile.engine == ANY_ENGINE:
+        return None
+    if node.engines is None:
+        return Reason(Code.ENGINES_UNKNOWN, profile.engine)
+    if profile.engine in node.engines:
+        return None
+    return Reason(Code.ENGINE_MISSING, profile.engine, ", ".join(sorted(node.engines)) or "none")
+
+
+def engine_version(profile: Profile, node: Node) -> Reason | None:
+    """The wanted version of the engine is among those installed."""
+    if profile.engine_version is None or node.engines is None or profile.engine == ANY_ENGINE:
+        return None
+    installed = node.engines.get(profile.engine)
+    if installed is None or profile.engine_version in installed:
+        return None
+    have = ", ".join(version or "unknown" for version in sorted(installed))
+    return Reason(
+        Code.ENGINE_VERSION, f"{profile.engine} {profile.engine_version}", have or "unknown"
+    )
+
+
+def cpus(profile: Profile, node: Node) -> Reason | None:
+    """Cores that no live shard has claimed."""
+    if profile.cpus is None:
+        return None
+    need = f"{profile.cpus:g} cores"
+    if node.cpus is None:
+        return Reason(Code.CPUS_UNKNOWN, need)
+    free = node.cpus - node.cpus_claimed
+    if profile.cpus <= free + CORES_SLACK:
+        return None
+    return Reason(Code.CPUS, need, f"{max(free, 0.0):.6g} of {node.cpus:g} cores")
+
+
+def memory(profile: Profile, node: Node) -> Reason | None:
+    """Host memory that no live shard has claimed."""
+    if profile.memory_mib is None:
+        return None
+    need = size(profile.memory_mib)
+    if node.memory_mib is None:
+        return Reason(Code.MEMORY_UNKNOWN, need)
+    free = node.memory_mib - node.memory_claimed_mib
+    if profile.memory_mib <= free:
+        return None
+    return Reason(Code.MEMORY, need, f"{size(max(free, 0))} of {size(node.memory_mib)}")
+
+
+def port(profile: Profile, node: Node) -> Reason | None:
+    """A port for the engine to listen on."""
+    if free_port(node) is not None:
+        return None
+    return Reason(Code.PORT_RANGE_FULL, "1 port", f"{node.ports[0]}-{node.ports[1]}")
+
+
+def address(profile: Profile, node: Node) -> Reason | None:
+    """Routers must know where the engine will be."""
+    return None if node.mgmt_addr else Reason(Code.ADDRESS_UNKNOWN)
+
+
+def one_node(profile: Profile, node: Node) -> Reason | None:
+    """Replicas over several nodes are all or nothing: half a gang is refused everywhere (D13)."""
+    if profile.shards == 1:
+        return None
+    return Reason(Code.SHARDS_UNSUPPORTED, str(profile.shards), "1")
+
+
+RULES: Final[tuple[Callable[[Profile, Node], Reason | None], ...]] = (
+    node_state,
+    one_node,
+    pool,
+    arch,
+    cpu_flags,
+    engine,
+    engine_version,
+    cpus,
+    memory,
+    port,
+    address,
+)
+"""In the order in which people read them: the node, then what it is, then what is left of it."""
+
+
+def refusals(profile: Profile, node: Node) -> tuple[Reason, ...]:
+    """Every reason why the node cannot take one shard of the profile; empty when it can."""
+    found = [reason for rule in RULES if (reason := rule(profile, node)) is not None]
+    if profile.gpus > 0:
+        found += cards.refusals(profile, node)
+    return tuple(found)
+
+
+def free_port(node: Node) -> int | None:
+    """The lowest port of the node's range that no live shard holds."""
+    first, last = node.ports
+    return next((p for p in range(first, last + 1) if p not in node.ports_taken), None)
+
+
+def _arch_name(name: str) -> str:
+    return _ARCH_NAMES.get(name.lower(), name.lower())

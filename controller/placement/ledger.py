@@ -1,0 +1,173 @@
+"""The working copy of the fleet on which one plan is made: what the plan took is taken.
+
+Nodes that no demand of the plan can tell apart share a `Shape`, so a rule runs once per shape
+and not once per node: 5,000 nodes are a few dozen shapes. Made by `place.Planner` for each plan.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from controller.placement.cards import FOREIGN_NOISE_MIB, claimed_mib, foreign_mib
+from controller.placement.chance import draw
+from controller.placement.filters import CORES_SLACK, free_port
+from controller.placement.model import Claim, Gpu, Node, PlacedShard, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Shape = int
+"""Number of a kind of node: all that filters and the node's own part of the score can see of it."""
+
+PLANNED_SHARD: Final = 0
+"""Shard id of claims taken within the plan; the database numbers shards from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The amounts that demands of this plan ask for: between two of them all nodes are alike.
+
+    Two servers of one kind differ by a few MiB; without the steps each would be its own shape.
+    """
+
+    labels: tuple[str, ...]
+    cpus: tuple[float, ...]
+    memory_mib: tuple[int, ...]
+    gpu_memory_mib: tuple[int, ...]
+
+    @classmethod
+    def of(cls, profiles: Iterable[Profile]) -> Steps:
+        """Everything that these profiles look at in a node."""
+        wanted = tuple(profiles)
+        return cls(
+            tuple(sorted({label for p in wanted for label in p.pool_labels})),
+            tuple(sorted({p.cpus for p in wanted if p.cpus is not None})),
+            tuple(sorted({p.memory_mib for p in wanted if p.memory_mib is not None})),
+            tuple(sorted({p.gpu_memory_mib for p in wanted if p.gpu_memory_mib is not None})),
+        )
+
+
+class Ledger:
+    """Nodes with the claims of the plan on top, by id and by shape."""
+
+    def __init__(self, nodes: Iterable[Node], profiles: Iterable[Profile], seed: int) -> None:
+        self._steps = Steps.of(profiles)
+        self.nodes: dict[str, Node] = {node.id: node for node in nodes}
+        self.shapes: dict[str, Shape] = {}
+        self.members: list[list[tuple[int, str]]] = []
+        """By shape: (tie, node id), lowest tie first, so that among equals the seed decides."""
+        self.examples: list[Node] = []
+        """By shape: the first node that had it. Shapes are only ever added, the newest last."""
+        self._known: dict[tuple[object, ...], Shape] = {}
+        self._ties = {id_: draw(seed, id_) for id_ in self.nodes}
+        self._present: tuple[Node, ...] | None = None
+        self.notes: list[str] = []
+        """Nodes that were left out because their rows make no sense."""
+        for node in tuple(self.nodes.values()):
+            self._admit(node)
+        for found in self.members:
+            found.sort()
+
+    def tie(self, node_id: str) -> int:
+        """The node's number among equals; it depends on the seed and the id alone."""
+        return self._ties[node_id]
+
+    def present(self) -> tuple[Node, ...]:
+        """All nodes as the plan has left them so far, in the snapshot's order."""
+        if self._present is None:
+            self._present = tuple(self.nodes.values())
+        return self._present
+
+    def take(self, shard: PlacedShard) -> None:
+        """Count the shard's cards, port, cores and memory as claimed from now on."""
+        old = self.nodes[shard.node_id]
+        new = replace(
+            old,
+            cpus_claimed=old.cpus_claimed + (shard.cpus or 0.0),
+            memory_claimed_mib=old.memory_claimed_mib + (shard.memory_mib or 0),
+            gpus=tuple(_claim(gpu, shard) for gpu in old.gpus) if shard.gpus else old.gpus,
+            ports_taken=old.ports_taken | {shard.port},
+            shards_live=old.shards_live + 1,
+        )
+        entry = (self._ties[old.id], old.id)
+        left = self.members[self.shapes[old.id]]
+        del left[bisect_left(left, entry)]
+        self.nodes[new.id] = new
+        self._present = None
+        self.shapes[new.id] = self._shape(new)
+        insort(self.members[self.shapes[new.id]], entry)
+
+    def _admit(self, node: Node) -> None:
+        try:
+            self.shapes[node.id] = self._shape(node)
+        except (TypeError, ValueError, AttributeError) as exc:  # one bad row stops no other (D10)
+            del self.nodes[node.id]
+            self.notes.append(
+                f"node {node.id} gets nothing: its row cannot be read ({type(exc).__name__}: {exc})"
+            )
+            return
+        self.members[self.shapes[node.id]].append((self._ties[node.id], node.id))
+
+    def _shape(self, node: Node) -> Shape:
+        facts = self._facts(node)
+        shape = self._known.setdefault(facts, len(self.examples))
+        if shape == len(self.examples):
+            self.examples.append(node)
+            self.members.append([])
+        return shape
+
+    def _facts(self, node: Node) -> tuple[object, ...]:
+        steps = self._steps
+        engines = node.engines
+        return (
+            node.state,
+            tuple(node.labels.get(label) for label in steps.labels),
+            node.arch,
+            node.cpu_flags,
+            None if engines is None else tuple(sorted(engines.items())),
+            _free_step(steps.cpus, node.cpus, node.cpus_claimed - CORES_SLACK),
+            _free_step(steps.memory_mib, node.memory_mib, node.memory_claimed_mib),
+            tuple(sorted(self._card(gpu) for gpu in node.gpus)),
+            free_port(node) is None,
+            bool(node.mgmt_addr),
+            node.shards_live > 0,
+            _eighths(node.cpus_claimed, node.cpus),
+            _eighths(node.memory_claimed_mib, node.memory_mib),
+        )
+
+    def _card(self, gpu: Gpu) -> tuple[str, bool, int, int, int, int]:
+        """What the rules of `cards.py` see, in numbers that sort: -1 is unknown."""
+        foreign, total, claimed = foreign_mib(gpu), gpu.memory_mib, claimed_mib(gpu)
+        held = -1 if foreign is None else (foreign > 0) + (foreign > FOREIGN_NOISE_MIB)
+        kind = 2 if claimed is None else int(bool(gpu.claims))
+        if total is None:
+            return (gpu.class_, gpu.healthy, held, kind, -1, -1)
+        steps = self._steps.gpu_memory_mib
+        left = total - (foreign or 0)
+        # Whether the whole card, what others leave of it, and what is unclaimed of that are enough.
+        return (
+            gpu.class_,
+            gpu.healthy,
+            held,
+            kind,
+            bisect_right(steps, total) * (len(steps) + 1) + bisect_right(steps, left),
+            bisect_right(steps, left - (claimed or 0)),
+        )
+
+
+def _claim(gpu: Gpu, shard: PlacedShard) -> Gpu:
+    if gpu.uuid not in shard.gpus:
+        return gpu
+    return replace(gpu, claims=(*gpu.claims, Claim(PLANNED_SHARD, shard.gpu_memory_mib)))
+
+
+def _free_step(
+    steps: tuple[float, ...] | tuple[int, ...], total: float | None, claimed: float
+) -> int:
+    return -1 if total is None else bisect_right(steps, total - claimed)
+
+
+def _eighths(claimed: float, total: float | None) -> int:
+    return -1 if not total else int(8 * claimed / total)

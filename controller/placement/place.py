@@ -1,0 +1,221 @@
+"""Finds places: the first profile in order of preference that fits, on the best node.
+
+`Planner` serves one plan. It takes what it gives from its own ledger, so two replicas of one plan
+never get the same card. Called by `reconcile/decide.py`; knows nothing of states and backoffs.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from controller.placement import filters, score
+from controller.placement.cards import usable
+from controller.placement.ledger import Ledger, Shape
+from controller.placement.model import Model, Node, Place, PlacedShard, Profile, Replica
+from controller.placement.refused import Batch, Refused, without_nodes, without_profiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
+
+FAILURES_TO_AVOID: Final = 3
+"""A replica that failed this often in a row is better tried on another node."""
+
+OCCUPYING: Final = frozenset({"starting", "ready", "draining"})
+"""States in which a replica counts as being on its node for the spread."""
+
+
+class Demand:
+    """Profiles that ask for the same; what shapes answered is remembered for the whole plan."""
+
+    def __init__(self, profile: Profile, ledger: Ledger) -> None:
+        self.profile = profile
+        self._ledger = ledger
+        self._codes: list[bytes] = []
+        self._feasible: list[tuple[float, Shape]] = []
+        self._mark: tuple[tuple[Node, ...], bytes] | None = None
+
+    @property
+    def evaluations(self) -> int:
+        """How often the rules ran: once for each shape, which is what the size test counts."""
+        return len(self._codes)
+
+    def feasible(self) -> list[tuple[float, Shape]]:
+        """(-points, shape) of shapes that pass all rules, best first."""
+        for shape in range(len(self._codes), len(self._ledger.examples)):
+            node = self._ledger.examples[shape]
+            reasons = filters.refusals(self.profile, node)
+            self._codes.append(",".join(reason.code for reason in reasons).encode())
+            if not reasons:
+                insort(self._feasible, (-sum(score.base(self.profile, node).values()), shape))
+        return self._feasible
+
+    def mark(self) -> bytes:
+        """Which node is refused for which codes, in 16 bytes."""
+        self.feasible()
+        present = self._ledger.present()
+        if self._mark is None or self._mark[0] is not present:
+            shapes, codes = self._ledger.shapes, self._codes
+            text = b";".join(node.id.encode() + b"/" + codes[shapes[node.id]] for node in present)
+            self._mark = (present, blake2b(text, digest_size=16).digest())
+        return self._mark[1]
+
+
+class Planner:
+    """Places replicas one after another on one working copy of the fleet."""
+
+    def __init__(
+        self, nodes: Iterable[Node], models: Iterable[Model], replicas: Iterable[Replica], seed: int
+    ) -> None:
+        """`models` are those that may be placed, `replicas` all of theirs that are alive."""
+        wanted = tuple(models)
+        self.ledger = Ledger(nodes, (p for m in wanted for p in m.profiles), seed)
+        self._demands: dict[tuple[object, ...], Demand] = {}
+        self._holders = self._find_holders({model.source for model in wanted})
+        self._hosts: dict[str, dict[str, int]] = {model.name: {} for model in wanted}
+        for replica in replicas:
+            if replica.state in OCCUPYING and replica.model in self._hosts:
+                self._count(replica.model, {shard.node_id for shard in replica.shards})
+
+    @property
+    def evaluations(self) -> int:
+        """How often the rules ran over a shape in this plan."""
+        return sum(demand.evaluations for demand in self._demands.values())
+
+    def place(self, model: Model, replica: Replica) -> tuple[Place | None, Refused]:
+        """A place that is taken at once, or none; and what was refused on the way.
+
+        With a place, the refusals are those of the profiles that were preferred to the chosen one.
+        """
+        if not model.profiles:
+            return None, without_profiles(model)
+        if not self.ledger.nodes:
+            return None, without_nodes(model)
+        refused: list[Batch] = []
+        liking = score.Liking(model.source, self._hosts[model.name], _avoided(replica))
+        for profile in model.profiles:
+            demand = self._demand(profile)
+            node = self._best(demand, liking)
+            if node is not None:
+                place = _place(model, profile, replica, node, liking)
+                for shard in place.shards:
+                    self.ledger.take(shard)
+                self._count(model.name, {node.id})
+                return place, Refused(model.name, refused)
+            refused.append(Batch(profile, self.ledger.present(), demand.mark()))
+        return None, Refused(model.name, refused)
+
+    def _demand(self, profile: Profile) -> Demand:
+        key = _asks_for(profile)
+        found = self._demands.get(key)
+        if found is None:
+            found = self._demands[key] = Demand(profile, self.ledger)
+        return found
+
+    def _best(self, demand: Demand, liking: score.Liking) -> Node | None:
+        """The node with the most points; among equals the lowest tie."""
+        holders = self._holders.get(liking.source, [])
+        most = score.SPREAD + (score.WEIGHTS if holders else 0.0)
+        best: tuple[float, int, str] | None = None
+        for minus_base, shape in demand.feasible():
+            if best is not None and -minus_base + most < -best[0]:
+                break
+            for tie, node_id, bonus in self._contenders(shape, holders, liking):
+                rank = (minus_base - bonus, tie, node_id)
+                best = rank if best is None else min(best, rank)
+        return None if best is None else self.ledger.nodes[best[2]]
+
+    def _contenders(
+        self, shape: Shape, holders: list[tuple[int, str]], liking: score.Liking
+    ) -> Iterable[tuple[int, str, float]]:
+        """The best holder of the weights and the best other node of a shape, and few others."""
+        ledger = self.ledger
+        of_shape = ((t, n) for t, n in holders if ledger.shapes[n] == shape)
+        for members, enough in (
+            (of_shape, score.SPREAD + score.WEIGHTS),
+            (iter(ledger.members[shape]), score.SPREAD),
+        ):
+            for tie, node_id in members:
+                bonus = liking.bonus(ledger.nodes[node_id])
+                yield tie, node_id, bonus
+                if bonus >= enough:
+                    break
+
+    def _find_holders(self, sources: AbstractSet[str]) -> dict[str, list[tuple[int, str]]]:
+        found: dict[str, list[tuple[int, str]]] = {}
+        for node in self.ledger.nodes.values():
+            for source in sources & node.sources_on_disk:
+                found.setdefault(source, []).append((self.ledger.tie(node.id), node.id))
+        for holders in found.values():
+            holders.sort()
+        return found
+
+    def _count(self, model: str, node_ids: Iterable[str]) -> None:
+        hosts = self._hosts[model]
+        for node_id in node_ids:
+            hosts[node_id] = hosts.get(node_id, 0) + 1
+
+
+def _asks_for(profile: Profile) -> tuple[object, ...]:
+    """All of a profile that rules and scores read."""
+    return (
+        profile.engine,
+        profile.engine_version,
+        tuple(sorted((label, tuple(values)) for label, values in profile.pool_labels.items())),
+        profile.gpu_class,
+        profile.gpus,
+        profile.gpu_memory_mib,
+        profile.share,
+        profile.cpus,
+        profile.memory_mib,
+        profile.arch,
+        profile.cpu_flags,
+        profile.shards,
+    )
+
+
+def _avoided(replica: Replica) -> frozenset[str]:
+    """Nodes of the last launch, once it has failed often; its shards are still in the snapshot."""
+    if replica.restarts < FAILURES_TO_AVOID:
+        return frozenset()
+    return frozenset(shard.node_id for shard in replica.shards)
+
+
+def _place(
+    model: Model, profile: Profile, replica: Replica, node: Node, liking: score.Liking
+) -> Place:
+    chosen = usable(profile, node)[: profile.gpus] if profile.gpus else []
+    port = filters.free_port(node)
+    assert port is not None, f"node {node.id} passed the filter for ports"
+    shard = PlacedShard(
+        rank=0,
+        node_id=node.id,
+        basis=node.alloc_gen,
+        gpus=tuple(gpu.uuid for gpu in sorted(chosen, key=lambda gpu: gpu.index)),
+        gpu_memory_mib=profile.gpu_memory_mib if profile.share else None,
+        port=port,
+        cpus=profile.cpus,
+        memory_mib=profile.memory_mib,
+    )
+    parts = score.base(profile, node) | liking.parts(node)
+    return Place(
+        replica_id=replica.id,
+        model=model.name,
+        profile=profile.name,
+        fingerprint=profile.fingerprint,
+        spec=profile.spec,
+        shards=(shard,),
+        score=parts,
+        reason=_sentence(profile, node, [gpu.index for gpu in chosen], parts),
+        pool=profile.pool,
+    )
+
+
+def _sentence(profile: Profile, node: Node, indexes: list[int], parts: dict[str, float]) -> str:
+    where = f"on {node.id}"
+    if indexes:
+        where += f" gpu {', '.join(map(str, sorted(indexes)))}"
+    points = ", ".join(f"{name} {value:g}" for name, value in parts.items() if value)
+    return f"{where} by profile {profile.name}: {sum(parts.values()):.1f} points ({points})"

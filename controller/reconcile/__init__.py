@@ -1,0 +1,1 @@
+"""Brings the fleet towards the catalog: snapshot, pure decision, fenced commit."""
