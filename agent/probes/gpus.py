@@ -1,0 +1,200 @@
+"""GPUs as values: what NVML's child or nvidia-smi said, classes, foreign memory, lost cards. Pure.
+
+Called by nvml.py and smi.py, which fill `Gpu`, and by inventory.py. Health here is the first cut:
+lost cards, driver errors, pending or failed memory repairs and uncorrectable ECC errors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from agent.probes import values
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from agent.probes.root import Root
+
+PROC_GPUS: Final = "/proc/driver/nvidia/gpus"
+_BRANDS: Final = frozenset({"nvidia", "geforce", "tesla", "quadro", "grid"})
+_FAMILIES: Final = frozenset({"rtx", "gtx", "titan"})
+_SUFFIXES: Final = frozenset({"ti", "super", "d", "ada"})
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on a GPU; its memory in MiB is unknown under WDDM and for some driver versions."""
+
+    pid: int
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One card; every field may be unknown. `memory_mib` is what can be planned with (MiB).
+
+    `processes` is None when the driver does not tell, which is not the same as no process.
+    """
+
+    uuid: str | None = None
+    index: int | None = None
+    name: str | None = None
+    pci_bus_id: str | None = None
+    memory_mib: int | None = None
+    memory_used_mib: int | None = None
+    utilization_percent: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    numa: int | None = None
+    mig: bool | None = None
+    processes: tuple[Process, ...] | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether placement may use it."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """All cards of a machine and the driver; `error` says why something is missing."""
+
+    cards: tuple[Gpu, ...] = ()
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGpu:
+    """A card as the driver's own list in /proc names it: there even when it fell off the bus."""
+
+    pci_bus_id: str
+    uuid: str | None = None
+    name: str | None = None
+    index: int | None = None
+
+
+def gpu_class(name: str | None) -> str | None:
+    """The short word that pools select by, derived from a product name.
+
+    The rule: drop brand words (NVIDIA, GeForce, Tesla, Quadro, GRID); the class is the next word up
+    to its first dash (`A100-SXM4-80GB` -> `A100`). Consumer and workstation families are no model
+    on their own, so RTX, GTX and TITAN take the model's number with them and, behind a dash, what
+    follows of Ti, SUPER, D and Ada (`GeForce RTX 2080 SUPER` -> `RTX2080-SUPER`, `RTX 4000 SFF Ada`
+    -> `RTX4000-Ada`, `RTX PRO 6000 Blackwell` -> `RTXPRO6000`). Memory size and form are not part
+    of it. `Graphics Device`, a card the driver does not know, has none.
+    """
+    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9.-]*", (name or "")[:200])
+    while words and words[0].lower() in _BRANDS:
+        words.pop(0)
+    if not words or words[0].lower() in {"graphics", "device", "n"}:
+        return None
+    family = words.pop(0).split("-")[0]
+    if family.lower() not in _FAMILIES or not words:
+        return family or None
+    if words[0].lower() == "pro":
+        family += words.pop(0).upper()
+    model = family + (words.pop(0) if words else "")
+    rest = [word for word in words if word.lower() in _SUFFIXES]
+    return "-".join([model, *rest])
+
+
+def foreign_memory(gpu: Gpu, own_pids: Collection[int]) -> int | None:
+    """MiB held by processes that are not ours; None when that cannot be told.
+
+    A foreign process that does not show its memory is charged with all that ours do not explain.
+    """
+    if gpu.processes is None:
+        return None
+    foreign = [process for process in gpu.processes if process.pid not in own_pids]
+    known = [process.memory_mib for process in foreign if process.memory_mib is not None]
+    if len(known) == len(foreign):
+        return sum(known)
+    if gpu.memory_used_mib is None:
+        return None
+    ours = sum(p.memory_mib or 0 for p in gpu.processes if p.pid in own_pids)
+    return max(sum(known), gpu.memory_used_mib - ours)
+
+
+def parse_kernel_gpu(directory: str, text: str) -> KernelGpu | None:
+    """A /proc/driver/nvidia/gpus/<address>/information file; a lost card has `?` in its UUID."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    address = values.pci_bus_id(fields.get("Bus Location")) or values.pci_bus_id(directory)
+    if address is None:
+        return None
+    uuid = fields.get("GPU UUID", "")
+    return KernelGpu(
+        pci_bus_id=address,
+        uuid=uuid if re.fullmatch(r"GPU-[0-9a-f-]{8,64}", uuid) else None,
+        name=fields.get("Model") or None,
+        index=values.whole(fields.get("Device Minor")),
+    )
+
+
+def read_kernel_gpus(root: Root) -> tuple[KernelGpu, ...]:
+    """Cards the kernel driver holds. Blocking, quick."""
+    cards = (
+        parse_kernel_gpu(name, root.read(f"{PROC_GPUS}/{name}/information", 65536) or "")
+        for name in root.names(PROC_GPUS)
+    )
+    return tuple(card for card in cards if card is not None)
+
+
+def add_missing(
+    cards: Sequence[Gpu], kernel: Iterable[KernelGpu], error: str | None = None
+) -> tuple[Gpu, ...]:
+    """Name lost cards by the kernel's list and add those that the tool left out (case E07).
+
+    `error` is why the tool gave no cards at all, if so: then they are not lost, but unusable.
+
+    A lost card has lost its UUID for NVML as well. Where exactly as many nameless cards as
+    unclaimed kernel entries are left they are the same ones, in bus order.
+    """
+    seen = {card.pci_bus_id for card in cards} | {card.uuid for card in cards} - {None}
+    by_address = {entry.pci_bus_id: entry for entry in kernel}
+    unclaimed = [e for e in by_address.values() if e.pci_bus_id not in seen and e.uuid not in seen]
+    nameless = sum(card.uuid is None and card.pci_bus_id is None for card in cards)
+    spare = iter(unclaimed if nameless == len(unclaimed) else ())
+    named = []
+    for card in cards:
+        if card.uuid is None and card.pci_bus_id is None:
+            entry = next(spare, None)
+        else:
+            entry = by_address.get(card.pci_bus_id or "")
+        named.append(_named(card, entry) if entry else card)
+    claimed = {card.pci_bus_id for card in named}
+    left_out = [k for k in unclaimed if k.pci_bus_id not in claimed]
+    return (*named, *(_named(Gpu(problems=(_missing(k, error),)), k) for k in left_out))
+
+
+def _missing(entry: KernelGpu, error: str | None) -> str:
+    return error or f"lost: the driver holds {entry.pci_bus_id} but its tools do not show it"
+
+
+def _named(card: Gpu, entry: KernelGpu) -> Gpu:
+    return replace(
+        card,
+        uuid=card.uuid or entry.uuid,
+        name=card.name or entry.name,
+        pci_bus_id=card.pci_bus_id or entry.pci_bus_id,
+    )
+
+
+def key(gpu: Gpu) -> str | None:
+    """What a card is reported under: its UUID, or its address when it has lost even that."""
+    return gpu.uuid or (f"PCI-{gpu.pci_bus_id}" if gpu.pci_bus_id else None)
+
+
+def numa_node(root: Root, pci_bus_id: str | None) -> int | None:
+    """NUMA node of a card from sysfs; the kernel writes -1 when it does not know. Blocking."""
+    if pci_bus_id is None:
+        return None
+    node = values.whole(root.read(f"/sys/bus/pci/devices/{pci_bus_id}/numa_node", 64))
+    return node if node is not None and node >= 0 else None

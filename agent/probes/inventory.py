@@ -1,0 +1,220 @@
+"""All probes together as the documents that agent/loop.py sends to Postgres.
+
+Slow facts (host, GPUs, engines, disks) are asked for each minute and on change, fast ones each
+sync. Every function returns, whatever the machine does: unknown fields are left out, and none
+takes longer than the deadlines of its probes together. Run them beside the sync, not within it:
+a hanging driver costs `gpu_facts` up to a minute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import agent
+from agent.probes import cgroup, disks, engines, gpus, host, nvml, smi, warnings
+from agent.probes.root import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from agent.probes.root import Root
+
+T = TypeVar("T")
+
+KERNEL_TIMEOUT_S: Final = 5.0
+"""For files of /proc and /sys, which answer in microseconds unless the machine is stuck."""
+FAST_GPU_TIMEOUT_S: Final = 5.0
+NVIDIA_SIGNS: Final = (
+    "/proc/driver/nvidia/version",
+    "/dev/nvidiactl",
+    "/dev/dxg",
+    "/usr/lib/wsl/lib/libnvidia-ml.so.1",
+)
+"""Without any of these (the last two: WSL) there is no driver, and no child is started."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeConfig:
+    """What probes need from the agent's settings. Paths as strings, real directories."""
+
+    mgmt_addr: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    ports: tuple[int, int] | None = None
+    weights: Sequence[str] = ()
+    engine_venvs: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FastFacts:
+    """`load` and `gpus` of one sync; hand `cpu_times` to the next call, it measures between."""
+
+    load: dict[str, Any]
+    gpus: list[dict[str, Any]]
+    cpu_times: host.CpuTimes | None
+
+
+def known(**fields: object) -> dict[str, Any]:
+    """A document without its unknown fields."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+async def host_facts(root: Root, config: ProbeConfig) -> dict[str, Any]:
+    """The host report; figures of the machine beside what our control group leaves of them."""
+    facts = await _kernel(partial(host.read_host, root), "host")
+    limits = await _kernel(partial(cgroup.read_limits, root), "cgroup") or cgroup.Limits()
+    cpu = facts.cpu if facts else host.Cpu()
+    memory = facts.memory if facts else host.Memory()
+    usable = cgroup.effective_memory(memory, limits)
+    found = await disks.read_disks(root, config.weights)
+    return known(
+        hostname=facts.hostname if facts else None,
+        mgmt_addr=config.mgmt_addr,
+        os=facts.os if facts else None,
+        kernel=facts.kernel if facts else None,
+        arch=cpu.arch,
+        cpu_model=cpu.model,
+        cpu_flags=list(cpu.flags) or None,
+        cpus_host=cpu.count,
+        cpus_effective=cgroup.least(float(cpu.count) if cpu.count else None, limits.cpus),
+        memory_host_mib=memory.total_mib,
+        memory_effective_mib=usable.total_mib,
+        memory_available_mib=usable.available_mib,
+        labels=dict(config.labels),
+        agent_version=agent.__version__,
+        ports=list(config.ports) if config.ports else None,
+        warnings=[*warnings.cpu(cpu), *warnings.disks(found)],
+    )
+
+
+async def gpu_facts(
+    root: Root, *, child: Sequence[str] | None = None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The GPU report, and why it may be short. A machine without NVIDIA has none and no reason."""
+    found = await read_gpus(root, child=child)
+    reports = []
+    for card in found.cards:
+        if (key := gpus.key(card)) is None:
+            continue  # nothing to file it under; the reason is in `found.error` or the host's log
+        report = known(
+            uuid=key,
+            index=card.index,
+            name=card.name,
+            memory_mib=card.memory_mib,
+            pci_bus_id=card.pci_bus_id,
+            numa=card.numa,
+            driver_version=found.driver_version,
+            cuda_version=found.cuda_version,
+            healthy=card.healthy,
+            problems=list(card.problems),
+        )
+        reports.append(report | known(**{"class": gpus.gpu_class(card.name)}))
+    return reports, found.error
+
+
+async def read_gpus(
+    root: Root, *, fast: bool = False, child: Sequence[str] | None = None
+) -> gpus.Gpus:
+    """NVML first, nvidia-smi where that is missing or blind; lost cards named by the kernel.
+
+    `child` asks a given program instead of NVML's (tests); below a prefix NVML would answer for
+    the machine we run on, so a captured machine has its nvidia-smi only.
+    """
+    asks = child is not None or (
+        root.live and bool(await _kernel(partial(_driver, root), "driver"))
+    )
+    found, works = gpus.Gpus(), False
+    if asks:
+        limit = FAST_GPU_TIMEOUT_S if fast else nvml.TIMEOUT_S
+        found, works = await nvml.read(root, fast=fast, child=child or nvml.CHILD, timeout_s=limit)
+    if not works:
+        other = await smi.read(root, FAST_GPU_TIMEOUT_S if fast else smi.TIMEOUT_S)
+        found = other if other.cards else replace(found, error=found.error or other.error)
+    if fast:
+        return found
+    return await _complete(root, found)
+
+
+async def _complete(root: Root, found: gpus.Gpus) -> gpus.Gpus:
+    def look() -> gpus.Gpus:
+        error = found.error if not found.cards else None
+        cards = gpus.add_missing(found.cards, gpus.read_kernel_gpus(root), error)
+        placed = (replace(card, numa=gpus.numa_node(root, card.pci_bus_id)) for card in cards)
+        return replace(found, cards=tuple(placed))
+
+    return await _kernel(look, "gpus") or found
+
+
+def _driver(root: Root) -> bool:
+    return any(root.exists(sign) for sign in NVIDIA_SIGNS)
+
+
+async def engine_facts(root: Root, config: ProbeConfig) -> list[dict[str, Any]]:
+    """The engine report: what can be started here."""
+    return [
+        known(engine=found.engine, version=found.version, path=found.path, state="installed")
+        for found in await engines.read(root, config.engine_venvs)
+    ]
+
+
+async def disk_facts(root: Root, config: ProbeConfig) -> list[dict[str, Any]]:
+    """The disk report: each filesystem once; one that does not answer has no sizes."""
+    return [
+        known(
+            mount=disk.mount,
+            filesystem=disk.filesystem,
+            kind=disk.kind,
+            total_mib=disk.total_mib,
+            free_mib=disk.free_mib,
+            holds_weights=disk.holds_weights,
+        )
+        for disk in await disks.read_disks(root, config.weights)
+    ]
+
+
+async def fast_facts(
+    root: Root,
+    own_pids: Collection[int],
+    previous: host.CpuTimes | None = None,
+    *,
+    child: Sequence[str] | None = None,
+) -> FastFacts:
+    """Load and GPU use now. `own_pids` are all processes of our engines: other use is foreign.
+
+    `memory_used_mib` is what cannot be had of `memory_effective_mib`; page cache can (case E14).
+    """
+    load, times = await _kernel(partial(_load, root, previous), "load") or ({}, None)
+    found = await read_gpus(root, fast=True, child=child)
+    reports = [
+        known(
+            uuid=card.uuid,
+            memory_used_mib=card.memory_used_mib,
+            memory_foreign_mib=gpus.foreign_memory(card, own_pids),
+            utilization_percent=card.utilization_percent,
+            temperature_c=card.temperature_c,
+            power_w=card.power_w,
+        )
+        for card in found.cards
+        if card.uuid is not None
+    ]
+    return FastFacts(load, reports, times)
+
+
+def _load(
+    root: Root, previous: host.CpuTimes | None
+) -> tuple[dict[str, Any], host.CpuTimes | None]:
+    times = host.parse_cpu_times(root.read("/proc/stat") or "")
+    average = host.parse_loadavg(root.read("/proc/loadavg") or "") or (None, None, None)
+    memory = cgroup.effective_memory(host.read_memory(root), cgroup.read_limits(root))
+    used = None
+    if memory.total_mib is not None and memory.available_mib is not None:
+        used = memory.total_mib - memory.available_mib
+    percent = host.cpu_percent(previous, times) if previous and times else None
+    names = ("load1", "load5", "load15")
+    averages = dict(zip(names, average, strict=True))
+    return known(cpu_percent=percent, memory_used_mib=used, **averages), times
+
+
+async def _kernel(function: Callable[[], T], key: str) -> T | None:
+    return await bounded(function, key=f"kernel {key}", timeout_s=KERNEL_TIMEOUT_S)
