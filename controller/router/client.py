@@ -1,0 +1,209 @@
+"""One client connection: reads requests, runs one exchange at a time, writes answers in order."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from controller.router.connection import Connection
+from controller.router.deadlines import NEVER
+from controller.router.errors import ApiError, invalid, render
+from controller.router.exchange import Exchange, admit
+from controller.router.http1 import CONTINUE, Request, RequestReader, answer
+from controller.router.reactor import IN, RDHUP
+
+if TYPE_CHECKING:
+    import socket
+
+    from controller.router.core import Core
+
+_JSON = (b"content-type", b"application/json")
+
+
+class ClientConnection(Connection):
+    """A socket on the client port. Its descriptor stays in the epoll set while an engine works,
+    so a client that leaves is noticed at once (cases A01, A02)."""
+
+    __slots__ = (
+        "_advancing", "_closing", "_core", "_examined", "_exchange", "_lingering", "_reader",
+    )  # fmt: skip
+
+    def __init__(self, core: Core, sock: socket.socket) -> None:
+        super().__init__(core.reactor, sock, IN | RDHUP)
+        self._core = core
+        self._reader = RequestReader(core.config.limits)
+        self._exchange: Exchange | None = None
+        self._examined = False  # the head of the incomplete request was looked at
+        self._advancing = False
+        self._closing = False
+        self._lingering = False
+        core.clients.add(self)
+        self._set_deadline()
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def received(self, data: bytes) -> None:
+        if self._lingering or self._closing:
+            return  # read and dropped, so that our answer is not lost to a reset
+        self._reader.feed(data)
+        self._advance()
+
+    def lost(self, error: OSError | None) -> None:
+        self._core.clients.discard(self)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.client_lost()
+
+    def sent_some(self) -> None:
+        if self._closing:
+            if self.out is None:
+                self._shut()
+            else:
+                self._set_deadline()
+            return
+        self._set_deadline()
+        if self._exchange is not None:
+            self._exchange.client_took_some()
+        else:
+            self._advance()
+
+    def crashed(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abandon()
+        self.close()
+        self._core.clients.discard(self)
+
+    def bytes_wait(self) -> None:
+        """The client is slower than its answer: from now on it has a deadline too."""
+        if self.due == NEVER:
+            self._set_deadline()
+
+    def expired(self, now: float) -> None:
+        if self._exchange is None and self._reader.begun and not self._closing:
+            self._refuse_fault(
+                invalid("request_timeout", "The request was not complete in time.", status=408)
+            )
+            return
+        self.close()
+        self.lost(TimeoutError())
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Start what can be started; one exchange at a time, answers stay in order."""
+        self._advancing = True
+        reader = self._reader
+        while self._exchange is None and not self._closing and self.fd >= 0:
+            if self.pending > self._core.config.limits.pause_above_bytes:
+                break
+            if reader.ready:
+                self._examined = False
+                self._exchange = Exchange(self._core, self, reader.ready.popleft())
+                self._exchange.start()
+            elif reader.fault is not None:
+                self._refuse_fault(reader.fault)
+            else:
+                self._examine()
+                break
+        self._advancing = False
+        # While busy with one request, at most one more read is kept: the rest waits in the kernel.
+        self.want(IN, on=self._lingering or self._exchange is None or not reader.busy)
+        self._set_deadline()
+
+    def _examine(self) -> None:
+        """A head without its body: refuse what can be refused, or invite the body (case A38)."""
+        request = self._reader.current
+        if request is None or self._examined or self._exchange is not None:
+            return
+        self._examined = True
+        admitted = admit(self._core, request)
+        if isinstance(admitted, ApiError):
+            self._exchange = Exchange(self._core, self, request)
+            self._exchange.refuse(admitted)
+        elif request.expects:
+            self.send(CONTINUE)
+
+    def _refuse_fault(self, fault: ApiError) -> None:
+        request = self._reader.current or Request()
+        self._exchange = Exchange(self._core, self, request)
+        admitted = admit(self._core, request) if request.method else fault
+        early = admitted if isinstance(admitted, ApiError) and admitted.status == 401 else fault
+        self._exchange.refuse(early)
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def respond(
+        self,
+        status: int,
+        request_id: bytes,
+        body: bytes,
+        request: Request,
+        extra: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        """A whole answer of ours, which ends the exchange."""
+        close = not request.keep_alive or not request.complete or self._core.draining
+        data = answer(status, (_JSON, (b"x-request-id", request_id), *extra), body, close=close)
+        self.send(data[: len(data) - len(body)] if request.method == b"HEAD" else data)
+        self.finished(close=close)
+
+    def respond_error(self, error: ApiError, request_id: bytes, request: Request) -> None:
+        """An error in OpenAI's shape, which ends the exchange."""
+        extra: list[tuple[bytes, bytes]] = []
+        if error.retry_after_s is not None:
+            extra.append((b"retry-after", b"%d" % error.retry_after_s))
+        if error.allow is not None:
+            extra.append((b"allow", error.allow.encode()))
+        if error.status == 401:
+            extra.append((b"www-authenticate", b"Bearer"))
+        self.respond(error.status, request_id, render(error), request, tuple(extra))
+
+    def finished(self, *, close: bool) -> None:
+        """The exchange is settled and its answer given to `send`."""
+        self._exchange = None
+        if self.fd < 0:
+            self._core.clients.discard(self)
+        elif close:
+            self._closing = True
+            if self.out is None:
+                self._shut()
+            else:
+                self._set_deadline()
+        elif not self._advancing:
+            self._advance()
+
+    def drain(self) -> None:
+        """The process is stopping: an idle connection closes now, a busy one after its answer."""
+        if self._exchange is None and not self._reader.busy and self.out is None:
+            self.close()
+            self._core.clients.discard(self)
+
+    def _shut(self) -> None:
+        """Everything is sent. With request bytes still coming, a plain close would be a reset
+        that destroys the answer at the client: half-close, read and drop for a moment."""
+        if not self._reader.busy and not self._lingering:
+            self.close()
+            self._core.clients.discard(self)
+            return
+        self._lingering = True
+        try:
+            self.sock.shutdown(1)
+        except OSError:
+            self.close()
+            self._core.clients.discard(self)
+            return
+        self.set_mask(IN)
+        self._core.deadlines.set(self, time.monotonic() + self._core.config.timeouts.linger_s)
+
+    def _set_deadline(self) -> None:
+        if self.fd < 0 or self._lingering:
+            return
+        times = self._core.config.timeouts
+        if self.out is not None:
+            patience = times.client_write_s
+        elif self._exchange is not None:
+            self.due = NEVER
+            return
+        else:
+            patience = times.client_read_s if self._reader.begun else times.client_idle_s
+        self._core.deadlines.set(self, time.monotonic() + patience)

@@ -1,0 +1,81 @@
+"""What one router process is told at start: where to listen, its limits, its deadlines.
+
+Plain frozen values; `controller/config.py` reads files and environment and builds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what a client or an engine can make us hold, in bytes or counts."""
+
+    header_bytes: int = 64 * 1024
+    header_count: int = 128
+    body_bytes: int = 32 * MIB  # images as base64 are normal (case A31)
+    inflated_bytes: int = 32 * MIB
+    event_bytes: int = 4 * MIB  # one SSE event; engines never come near it
+    rewrite_bytes: int = 32 * MIB  # a plain answer whose model name is restored is held whole
+    pause_above_bytes: int = 256 * 1024  # pending for one client: stop reading its engine
+    resume_below_bytes: int = 64 * 1024
+    connections: int = 20_000
+    idle_upstreams: int = 512  # kept open per replica
+    usage_rows: int = 100_000  # waiting for Postgres
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Deadlines in seconds; granularity is one sweep (0.1 s)."""
+
+    connect_s: float = 1.0
+    headers_s: float = 600.0  # plain answers send headers only when all tokens are made
+    idle_s: float = 300.0  # between two bytes of an answer
+    total_s: float = 3600.0
+    client_read_s: float = 60.0  # from the first byte of a request to its last, renewed by bytes
+    client_idle_s: float = 75.0  # keep-alive between requests
+    client_write_s: float = 60.0  # a client that reads nothing while bytes wait for it
+    linger_s: float = 5.0  # reading and dropping after an early answer
+    upstream_idle_s: float = 30.0  # below the keep-alive of common engines where possible
+    refresh_s: float = 2.0
+    flush_s: float = 1.0
+    drain_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class StaticEndpoint:
+    """`--endpoint id=URL=model[,model]`: a replica that nobody placed."""
+
+    id: str
+    url: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StaticKey:
+    """A key from the configuration file; `secret` is the clear text that clients send."""
+
+    id: str
+    secret: str
+    models: tuple[str, ...] | None = None  # None = every model
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Everything one router process needs besides the database."""
+
+    host: str = "0.0.0.0"  # noqa: S104 (the client port is public by purpose)
+    port: int = 8080
+    worker: int = 0  # index among the processes that share the port
+    backlog: int = 4096
+    stats_socket: str | None = None  # path of the unix-domain socket that tells our counters
+    endpoints: tuple[StaticEndpoint, ...] = ()
+    keys: tuple[StaticKey, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()  # (alias, model) of static mode
+    handle_signals: bool = True  # SIGTERM and SIGINT drain and return
+    seed: int | None = None  # choosing replicas; None = from the system
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)

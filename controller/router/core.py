@@ -1,0 +1,109 @@
+"""What all connections of one router process share. Built once by `server.py`."""
+
+from __future__ import annotations
+
+import re
+import time
+from random import Random, SystemRandom
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from controller.router.auth import Keys
+from controller.router.deadlines import Deadlines
+from controller.router.fleet import Fleet
+from controller.router.reactor import Reactor
+from controller.router.stats import Stats
+from controller.router.usage import UsageLog
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import trio
+
+    from controller.router.client import ClientConnection
+    from controller.router.config import RouterConfig
+
+log = structlog.get_logger(__name__)
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
+
+
+class Core:
+    """Reactor, fleet, keys, counters and usage of one process."""
+
+    def __init__(self, config: RouterConfig, nursery: trio.Nursery) -> None:
+        self.config = config
+        seed = SystemRandom().getrandbits(256) if config.seed is None else config.seed
+        self._ids = Random(SystemRandom().getrandbits(256))  # noqa: S311 (unique, not secret)
+        self.reactor = Reactor()
+        self.deadlines = Deadlines()
+        self.fleet = Fleet(config, self.reactor, self.deadlines, Random(seed))  # noqa: S311
+        self.keys = Keys()
+        self.stats = Stats()
+        self.usage = UsageLog(config.limits.usage_rows)
+        self.clients: set[ClientConnection] = set()
+        self.exchanges = 0  # requests between their first check and their end
+        self.draining = False
+        self.table_loaded_at: float | None = None  # monotonic
+        self._nursery = nursery
+
+    def new_row_id(self) -> str:
+        """A random UUID (version 4) as text; the standard library's costs four times as much."""
+        bits = self._ids.getrandbits(128) & ~(0xF000 << 64) & ~(0xC000 << 48)
+        text = f"{bits | (4 << 76) | (0x8000 << 48):032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    def request_id(self, asked: bytes, row_id: str) -> bytes:
+        """The client's own id when it is harmless, else one made of the row's."""
+        if asked and _REQUEST_ID.fullmatch(asked):
+            return asked
+        return b"req-" + row_id.replace("-", "").encode()
+
+    def in_background(
+        self, work: Callable[..., Awaitable[Any]], *args: object, then: Callable[[Any], None]
+    ) -> None:
+        """Run `work(*args)` as a Trio task; `then` gets its result, or None when it failed."""
+        self._nursery.start_soon(self._run, work, args, then)
+
+    async def _run(
+        self,
+        work: Callable[..., Awaitable[Any]],
+        args: tuple[object, ...],
+        then: Callable[[Any], None],
+    ) -> None:
+        result = None
+        try:
+            result = await work(*args)
+        except Exception:
+            log.exception("background work of a request failed")
+        self.reactor.call_soon(lambda: then(result))
+
+    def ready_reasons(self) -> list[str]:
+        """Why a load balancer should send no one here; empty means ready."""
+        reasons = []
+        if self.draining:
+            reasons.append("shutting down")
+        if self.table_loaded_at is None:
+            reasons.append("the routing table was not read from the database yet")
+        return reasons
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters and gauges as JSON, for the stats socket and tests."""
+        now = time.monotonic()
+        age = self.table_loaded_at
+        return {
+            "worker": self.config.worker,
+            "connections": len(self.clients),
+            "exchanges": self.exchanges,
+            "draining": self.draining,
+            "ready": not self.ready_reasons(),
+            "table_age_s": None if age is None else now - age,
+            "keys": len(self.keys),
+            "usage_waiting": len(self.usage),
+            "usage_dropped": self.usage.dropped,
+            "usage_lag_s": self.usage.oldest_age_s(),
+            "callback_crashes": self.reactor.crashes,
+            "replicas": [[pool.key, pool.in_flight] for pool in self.fleet.everyone()],
+            **self.stats.snapshot(),
+        }

@@ -1,0 +1,117 @@
+"""Errors as values, in OpenAI's shape: the same few kinds everywhere, never an exception.
+
+The exchange returns them, `render` makes the JSON body. Texts say what, which, and what to do;
+they never repeat a key, a hash or anything the client sent as a credential (case B19).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """One refusal or failure: HTTP status, machine words and a sentence for people."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+    allow: str | None = None  # methods that would do, for 405
+
+
+def render(error: ApiError) -> bytes:
+    """The JSON body that OpenAI's clients parse."""
+    return orjson.dumps({"error": as_object(error)})
+
+
+def render_event(error: ApiError) -> bytes:
+    """The same as one event inside a stream, followed by the end of the stream."""
+    return b"data: " + render(error) + b"\n\ndata: [DONE]\n\n"
+
+
+def as_object(error: ApiError) -> dict[str, str | int | None]:
+    return {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
+
+
+def invalid(code: str, message: str, *, status: int = 400, param: str | None = None) -> ApiError:
+    """The client's request cannot be served as it is."""
+    return ApiError(status, "invalid_request_error", code, message, param)
+
+
+# One body for unknown, malformed, revoked and expired keys, so that none can be told from another.
+BAD_KEY = ApiError(
+    401,
+    "invalid_request_error",
+    "invalid_api_key",
+    "Incorrect or missing API key. Send a valid key as 'Authorization: Bearer KEY'.",
+)
+
+
+def model_not_found(name: str) -> ApiError:
+    """Unknown, or not on the key's list: the same words, so that a key cannot probe for names."""
+    shown = name if len(name) <= 200 else name[:200] + "..."
+    return ApiError(
+        404,
+        "invalid_request_error",
+        "model_not_found",
+        f"The model '{shown}' does not exist or this key may not use it. See GET /v1/models.",
+        "model",
+    )
+
+
+def no_replica(model: str) -> ApiError:
+    return ApiError(
+        503,
+        "server_error",
+        "no_ready_replica",
+        f"No replica of model '{model}' is ready to serve now. Try again in a few seconds.",
+        retry_after_s=5,
+    )
+
+
+def draining() -> ApiError:
+    return ApiError(
+        503, "server_error", "shutting_down", "This router is shutting down.", retry_after_s=1
+    )
+
+
+def too_large(limit_bytes: int, what: str = "request body") -> ApiError:
+    return invalid(
+        "request_too_large",
+        f"The {what} is larger than the limit of {limit_bytes} bytes.",
+        status=413,
+    )
+
+
+def upstream_failed(model: str, why: str) -> ApiError:
+    return ApiError(
+        502,
+        "server_error",
+        "upstream_failed",
+        f"The engine that serves model '{model}' failed: {why}. The request may be sent again.",
+    )
+
+
+def upstream_timeout(model: str, why: str) -> ApiError:
+    return ApiError(
+        504,
+        "server_error",
+        "upstream_timeout",
+        f"The engine that serves model '{model}' was too slow: {why}.",
+    )
+
+
+def internal() -> ApiError:
+    return ApiError(
+        500, "server_error", "internal_error", "The router failed on this request. It was logged."
+    )

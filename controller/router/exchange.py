@@ -1,0 +1,454 @@
+"""One request's life: admit, read the body, find the model, attempt, relay, settle.
+
+A state machine driven by callbacks of the client's and the engine's connection. `settle` happens
+exactly once per request, on every way out, and writes its one usage row.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import trio
+
+from controller.router import body as request_body
+from controller.router import errors, local
+from controller.router.deadlines import Timed
+from controller.router.errors import ApiError
+from controller.router.forward import request_bytes
+from controller.router.relay import Head, PlainRelay, StreamRelay, Wish, open_relay
+from controller.router.routes import Kind, Route, find
+from controller.router.tokens import UNKNOWN, Tokens
+from controller.router.upstream import Cause, Failure, UpstreamConnection
+
+if TYPE_CHECKING:
+    from controller.router.auth import Key
+    from controller.router.body import Asked
+    from controller.router.client import ClientConnection
+    from controller.router.core import Core
+    from controller.router.fleet import Pool, Target
+    from controller.router.http1 import Request
+    from controller.router.table import Model
+
+CLIENT_CLOSED = 499  # nginx's number for "the client left before an answer"
+RECONNECT_S = 0.1  # a lone engine that restarts gets its port back within a moment
+MAX_CONNECT_FAILURES = 10
+
+
+class State(Enum):
+    """Where a request is."""
+
+    CHECKING = "checking"  # route, key, model: all within one callback
+    INFLATING = "inflating"  # a compressed body is in a worker thread
+    WAITING = "waiting"  # an engine has the request, no head yet
+    RELAYING = "relaying"
+    SETTLED = "settled"
+
+
+MOVES = {
+    State.CHECKING: frozenset((State.INFLATING, State.WAITING, State.SETTLED)),
+    State.INFLATING: frozenset((State.WAITING, State.SETTLED)),
+    State.WAITING: frozenset((State.RELAYING, State.SETTLED)),
+    State.RELAYING: frozenset((State.SETTLED,)),
+    State.SETTLED: frozenset[State](),
+}
+
+
+def admit(core: Core, request: Request) -> tuple[Route, Key | None] | ApiError:
+    """Everything that can be refused before the body is read."""
+    route = find(request.method, request.path)
+    if isinstance(route, ApiError):
+        return route
+    key = core.keys.find(request.authorization) if route.needs_key else None
+    if key is None and route.needs_key:
+        return errors.BAD_KEY
+    if request.coding and request.coding not in request_body.CODINGS:
+        return errors.invalid(
+            "unsupported_encoding",
+            "This Content-Encoding is not supported; use gzip, zstd, deflate or none.",
+            status=415,
+        )
+    return route, key
+
+
+class Exchange(Timed):
+    """One request of one client."""
+
+    __slots__ = (
+        "_asked", "_connect_failures", "_core", "_delivered", "_first_byte", "_key", "_model",
+        "_relay", "_request", "_resent", "_route", "_started", "_state", "_target", "_tried",
+        "_up", "_upstream_body", "_wish", "attempts", "client", "request_id", "row_id",
+    )  # fmt: skip
+
+    def __init__(self, core: Core, client: ClientConnection, request: Request) -> None:
+        super().__init__()
+        self._core = core
+        self.client = client
+        self._request = request
+        self._started = time.monotonic()
+        self._state = State.CHECKING
+        self.row_id = core.new_row_id()
+        self.request_id = core.request_id(request.request_id, self.row_id)
+        self._route: Route | None = None
+        self._key: Key | None = None
+        self._asked: Asked | None = None
+        self._model: Model | None = None
+        self._target: Target | None = None
+        self._tried: tuple[Pool, ...] = ()
+        self._up: UpstreamConnection | None = None
+        self._upstream_body = b""
+        self._wish: Wish | None = None
+        self._relay: PlainRelay | StreamRelay | None = None
+        self._first_byte: float | None = None
+        self._delivered = False
+        self._resent = False
+        self._connect_failures = 0
+        self.attempts = 0
+        core.exchanges += 1
+
+    # -- before an engine ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The request is complete: take it as far as one callback can."""
+        admitted = admit(self._core, self._request)
+        if isinstance(admitted, ApiError):
+            self.refuse(admitted)
+            return
+        self._route, self._key = admitted
+        if self._route.kind is not Kind.INFER:
+            self._answer_locally(self._route)
+        elif self._core.draining:
+            self.refuse(errors.draining())
+        elif self._request.coding:
+            self._move(State.INFLATING)
+            limit = self._core.config.limits.inflated_bytes
+            self._core.in_background(
+                trio.to_thread.run_sync,
+                request_body.inflate, self._request.coding, self._request.body, limit,
+                then=self._inflated,
+            )  # fmt: skip
+        else:
+            self._find_model(self._request.body)
+
+    def _inflated(self, result: bytes | ApiError | None) -> None:
+        if self._state is not State.INFLATING:
+            return  # the client left meanwhile
+        if not isinstance(result, bytes):
+            self.refuse(result or errors.internal())
+            return
+        try:
+            self._find_model(result)
+        except Exception:
+            self.abandon()
+            raise
+
+    def _answer_locally(self, route: Route) -> None:
+        result = local.answer_locally(self._core, route, self._key)
+        if isinstance(result, ApiError):
+            self.refuse(result)
+            return
+        status, document = result
+        self._settle("ok", status, None, UNKNOWN)
+        self.client.respond(status, self.request_id, local.encode(document), self._request)
+
+    def _find_model(self, raw: bytes) -> None:
+        assert self._key is not None
+        asked = request_body.read(raw)
+        if isinstance(asked, ApiError):
+            self.refuse(asked)
+            return
+        self._asked = asked
+        model = self._core.fleet.names.get(asked.model)
+        if model is None or not self._key.allows(asked.model, model.name):
+            self.refuse(errors.model_not_found(asked.model))
+            return
+        self._model = model
+        self._core.stats.enter(model.name)
+        self._move(State.WAITING)
+        self._choose()
+
+    # -- attempts --------------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        assert self._model is not None
+        target = self._core.fleet.choose(self._model.name, self._tried)
+        if target is None:
+            self.refuse(errors.no_replica(self._model.name))
+        else:
+            self._attempt(target)
+
+    def _attempt(self, target: Target, *, fresh: bool = False) -> None:
+        assert self._asked is not None
+        if self._wish is None or target is not self._target:
+            self._prepare(target)
+        self.attempts += 1
+        pool = target.pool
+        data = request_bytes(self._request, pool, self.request_id, self._upstream_body)
+        total_due = self._started + self._core.config.timeouts.total_s
+        self._up = pool.take(self, data, total_due, fresh=fresh)
+
+    def _prepare(self, target: Target) -> None:
+        asked = self._asked
+        assert asked is not None
+        assert self._model is not None
+        assert self._route is not None
+        self._target = target
+        ask_usage = asked.stream and not asked.wants_usage and self._route.name != "embeddings"
+        renamed = target.upstream_model != asked.model
+        self._upstream_body = request_body.rewritten(
+            asked, target.upstream_model, ask_usage=ask_usage
+        )
+        self._wish = Wish(
+            self._model.name,
+            self.request_id,
+            self._request.version == "1.1",
+            self._closes,
+            ask_usage,
+            orjson.dumps(asked.model) if renamed else None,
+        )
+
+    def on_failed(self, failure: Failure) -> None:
+        """The attempt failed: try again where that is safe (case A14), else tell the client."""
+        self._up = None
+        try:
+            self._after_failure(failure)
+        except Exception:
+            self.abandon()
+            raise
+
+    def _after_failure(self, failure: Failure) -> None:
+        target = self._target
+        if self._state is State.SETTLED or target is None:
+            return
+        self._core.stats.fail_upstream(target.pool.key, failure.cause.value)
+        if self._relay is not None:
+            self._broken(self._error_of(failure))
+        elif failure.cause is Cause.CLOSED_UNANSWERED and not self._resent:
+            self._resend(target, failure)
+        elif failure.cause in (Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT):
+            self._reconnect(target, failure)
+        else:
+            self.refuse(self._error_of(failure))
+
+    def _resend(self, target: Target, failure: Failure) -> None:
+        """Closed without a byte: an idle socket that had died goes once more to the same engine,
+        a new one to another engine. Never a second time: the engine may have begun to work."""
+        self._resent = True
+        if failure.reused:
+            self._core.stats.retry("stale_connection")
+            self._attempt(target, fresh=True)
+            return
+        self._try_another(target, failure, "closed_unanswered")
+
+    def _reconnect(self, target: Target, failure: Failure) -> None:
+        """Nothing was sent, so any other replica may have it; a lone one is asked again."""
+        self._core.fleet.avoid(target.pool)
+        self._connect_failures += 1
+        waited = time.monotonic() - self._started
+        patient = waited < self._core.config.timeouts.connect_s
+        if self._connect_failures > MAX_CONNECT_FAILURES:
+            self.refuse(self._error_of(failure))
+        elif not self._try_another(target, None, "connect_failed"):
+            if patient:
+                self._tried = ()
+                self._core.deadlines.set(self, time.monotonic() + RECONNECT_S)
+            else:
+                self.refuse(self._error_of(failure))
+
+    def _try_another(self, target: Target, failure: Failure | None, reason: str) -> bool:
+        """Attempt on a replica not tried yet; without one, refuse when `failure` is given."""
+        assert self._model is not None
+        self._tried = (*self._tried, target.pool)
+        other = self._core.fleet.choose(self._model.name, self._tried)
+        if other is not None:
+            self._core.stats.retry(reason)
+            self._attempt(other)
+        elif failure is not None:
+            self.refuse(self._error_of(failure))
+        return other is not None
+
+    def expired(self, now: float) -> None:
+        """The moment before a lone replica's port is tried again is over."""
+        if self._state is State.WAITING and self._up is None:
+            self._core.stats.retry("connect_failed")
+            self._choose()
+
+    def _error_of(self, failure: Failure) -> ApiError:
+        name = "" if self._model is None else self._model.name
+        why = failure.cause.value.replace("_", " ")
+        if failure.cause.is_timeout:
+            return errors.upstream_timeout(name, why)
+        return errors.upstream_failed(name, why)
+
+    # -- the answer ------------------------------------------------------------------------------
+
+    def on_answer(self, head: Head | None, body: bytes, *, complete: bool) -> None:
+        """More of the engine's answer: pass it on."""
+        try:
+            self._pass_on(head, body, complete=complete)
+        except Exception:
+            self.abandon()
+            raise
+
+    def _pass_on(self, head: Head | None, body: bytes, *, complete: bool) -> None:
+        if head is not None:
+            assert self._wish is not None
+            self._move(State.RELAYING)
+            self._relay = open_relay(head, self._wish, self._core.config.limits)
+        relay = self._relay
+        if complete:
+            self._up = None
+        if relay is None:
+            return  # an interim answer only
+        out = b""
+        if body:
+            out = relay.feed(body)
+            if self._first_byte is None:
+                self._first_byte = time.monotonic()
+        if complete and relay.refusal is None:
+            out += relay.finish()
+        if relay.refusal is not None:
+            self.refuse(relay.refusal)
+            return
+        if out:
+            self.client.send(out)
+        if complete or relay.ended:
+            self._finish(relay)
+        elif self.client.out is not None:
+            self._slow_down()
+        elif relay.answered():
+            self._delivered = self.client.all_sent
+
+    def _broken(self, error: ApiError) -> None:
+        relay = self._relay
+        assert relay is not None
+        out = relay.broken(error)
+        if relay.refusal is not None:
+            self.refuse(relay.refusal)
+        elif out is None:
+            self.client.reset()  # only an abort tells that the body is short (case H14)
+            self._settle(relay.outcome, relay.status, relay.code, UNKNOWN)
+            self.client.finished(close=True)
+        else:
+            self.client.send(out)
+            self._finish(relay)
+
+    def _finish(self, relay: PlainRelay | StreamRelay) -> None:
+        self._drop_upstream()
+        self._settle(relay.outcome, relay.status, relay.code, relay.tokens())
+        in_order = relay.outcome != "partial" or relay.code == "engine_aborted"
+        framed = self._request.version == "1.1"
+        self.client.finished(close=self._closes or not in_order or not framed)
+
+    def _slow_down(self) -> None:
+        if (
+            self._up is not None
+            and self.client.pending > self._core.config.limits.pause_above_bytes
+        ):
+            self._up.pause()
+        self.client.bytes_wait()
+
+    def client_took_some(self) -> None:
+        """The client read: go on reading the engine when little is left."""
+        if self._up is not None:
+            if self.client.pending <= self._core.config.limits.resume_below_bytes:
+                self._up.resume()
+            if self._relay is not None and self._relay.answered():
+                self._delivered = self.client.all_sent
+
+    def client_lost(self, code: str = "client_closed") -> None:
+        """The client is gone: the engine learns it now, whatever it was doing."""
+        if self._state is State.SETTLED:
+            return
+        self._drop_upstream()
+        relay = self._relay
+        if relay is not None and self._delivered:
+            self._settle(relay.outcome, relay.status, relay.code, relay.tokens())
+        else:
+            tokens = relay.tokens() if relay is not None else UNKNOWN
+            self._settle("client_closed", CLIENT_CLOSED, code, tokens)
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error of ours; the client has seen nothing yet."""
+        self._drop_upstream()
+        self._core.stats.refuse(error.code)
+        self._settle("error", error.status, error.code, UNKNOWN)
+        self.client.respond_error(error, self.request_id, self._request)
+
+    def abandon(self) -> None:
+        """A bug of ours was hit: end this request and leave no engine working for it."""
+        self._drop_upstream()
+        if self._state is State.SETTLED:
+            return
+        if self._relay is None or self._relay.untouched:
+            self.refuse(errors.internal())
+            return
+        self._settle("error", self._relay.status, "internal_error", UNKNOWN)
+        self.client.reset()
+        self.client.finished(close=True)
+
+    @property
+    def _closes(self) -> bool:
+        request = self._request
+        return not request.keep_alive or not request.complete or self._core.draining
+
+    def _drop_upstream(self) -> None:
+        up, self._up = self._up, None
+        if up is not None:
+            up.cancel()
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _move(self, state: State) -> None:
+        if state not in MOVES[self._state]:
+            raise RuntimeError(f"request {self.row_id} cannot go from {self._state} to {state}")
+        self._state = state
+
+    def _settle(self, outcome: str, http_status: int, code: str | None, tokens: Tokens) -> None:
+        self._move(State.SETTLED)
+        core, model, route = self._core, self._model, self._route
+        core.exchanges -= 1
+        seconds = time.monotonic() - self._started
+        name = "" if model is None else model.name
+        core.stats.settle(
+            name, "other" if route is None else route.name, http_status, outcome, seconds
+        )
+        if model is not None:
+            core.stats.leave(name)
+            core.stats.count_tokens(name, tokens)
+            if self._first_byte is not None and self._asked is not None and self._asked.stream:
+                core.stats.first_token(name, self._first_byte - self._started)
+        if self._key is not None and route is not None and route.kind is Kind.INFER:
+            core.usage.add(self._row(outcome, http_status, code, tokens, seconds))
+
+    def _row(
+        self, outcome: str, http_status: int, code: str | None, tokens: Tokens, seconds: float
+    ) -> dict[str, Any]:
+        """The usage row; what is unknown is absent."""
+        assert self._key is not None
+        assert self._route is not None
+        asked, target = self._asked, self._target
+        streamed = asked is not None and asked.stream
+        first = self._first_byte if streamed else None
+        row: dict[str, Any] = {
+            "id": self.row_id,
+            "key_id": self._key.id,
+            "model_asked": None if asked is None else asked.model[:256],
+            "model": None if self._model is None else self._model.name,
+            "replica_id": None if target is None else target.pool.id,
+            "endpoint": self._route.name,
+            "status": outcome,
+            "http_status": http_status,
+            "stream": streamed,
+            "prompt_tokens": tokens.prompt,
+            "completion_tokens": tokens.completion,
+            "cached_tokens": tokens.cached,
+            "ttft_ms": None if first is None else round((first - self._started) * 1000, 3),
+            "total_ms": round(seconds * 1000, 3),
+            "attempts": self.attempts,
+            "error_code": code,
+            "request_id": self.request_id.decode(),
+        }
+        return {name: value for name, value in row.items() if value is not None}

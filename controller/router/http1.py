@@ -1,0 +1,249 @@
+"""HTTP/1.1 as clients speak it to us: requests out of bytes, answers into bytes. No sockets.
+
+httptools (llhttp, strict) parses; this module bounds what it may collect and refuses what could
+be read in two ways (both Content-Length and Transfer-Encoding, codings other than chunked).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import httptools
+
+from controller.router.errors import ApiError, invalid, too_large
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from controller.router.config import Limits
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+_UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings", b"connection"))
+
+Headers = list[tuple[bytes, bytes]]  # names in lower case
+
+
+class Request:
+    """One request; `body` is there when `complete`."""
+
+    __slots__ = (
+        "authorization", "body", "chunked", "coding", "complete", "expects", "headers",
+        "keep_alive", "length", "method", "request_id", "target", "version",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.target = b""
+        self.version = "1.1"
+        self.headers: Headers = []
+        self.authorization = b""
+        self.coding = b""
+        self.request_id = b""
+        self.length: int | None = None
+        self.chunked = False
+        self.expects = False
+        self.keep_alive = True
+        self.body = b""
+        self.complete = False
+
+    @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+
+class RequestReader:
+    """Bytes of one client connection in, requests out, in order.
+
+    `ready`: complete requests; `current`: one whose head is complete and whose body is not;
+    `fault`: the connection cannot be understood any further (answer it last, then close).
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.ready: deque[Request] = deque()
+        self.current: Request | None = None
+        self.fault: ApiError | None = None
+        self._limits = limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._request = Request()
+        self._pieces: list[bytes] = []
+        self._body_bytes = 0
+        self._raw_bytes = 0  # of this request, head and body
+        self._begun = False
+        self._upgrade = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether bytes of a request are here that nobody has taken yet."""
+        return self._begun or bool(self.ready) or self.fault is not None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a request has begun and is not complete."""
+        return self._begun
+
+    def feed(self, data: bytes) -> None:
+        if self.fault is not None:
+            return
+        self._raw_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._fail(error)
+        if self._begun and self.fault is None:
+            self._check_overhead()
+
+    # -- called by the parser ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._begun = True
+
+    def on_url(self, url: bytes) -> None:
+        self._request.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        request = self._request
+        if self.current is not None:
+            return  # a trailer: nobody asked for it
+        name = name.lower()
+        request.headers.append((name, value))
+        if len(request.headers) > self._limits.header_count:
+            self._refuse(_headers_too_large())
+        note = _NOTED.get(name)
+        if note is not None:
+            note(request, value)
+
+    def on_headers_complete(self) -> None:
+        request = self._request
+        request.method = self._parser.get_method()
+        request.version = self._parser.get_http_version()
+        self._upgrade = self._parser.should_upgrade()
+        self.current = request
+        if request.length is not None and request.length > self._limits.body_bytes:
+            self._refuse(too_large(self._limits.body_bytes))
+
+    def on_body(self, piece: bytes) -> None:
+        self._body_bytes += len(piece)
+        if self._body_bytes > self._limits.body_bytes:
+            self._refuse(too_large(self._limits.body_bytes))
+        self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._upgrade:
+            return  # the body follows after all, see _ignore_upgrade
+        request = self._request
+        request.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        request.keep_alive = self._parser.should_keep_alive()
+        request.complete = True
+        self.ready.append(request)
+        self._request = Request()
+        self._pieces = []
+        self.current = None
+        self._body_bytes = self._raw_bytes = 0
+        self._begun = False
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def _refuse(self, fault: ApiError) -> None:
+        self.fault = fault
+        raise _StopReadingError
+
+    def _fail(self, error: httptools.HttpParserError) -> None:
+        if self.fault is not None or (self.ready and not self.ready[-1].keep_alive):
+            return  # our own limit, or bytes after a request that said it was the last
+        self.fault = invalid("bad_request", f"This is not valid HTTP/1.1: {error}.")
+
+    def _check_overhead(self) -> None:
+        """Bound what the parser collects by itself: unfinished headers, chunk extensions."""
+        if self.current is None:
+            if self._raw_bytes > self._limits.header_bytes:
+                self.fault = _headers_too_large()
+        elif self._raw_bytes - self._body_bytes > self._limits.body_bytes:
+            self.fault = too_large(self._limits.body_bytes, "framing of the request body")
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Java's HTTP client offers `Upgrade: h2c` on every request: answer in HTTP/1.1.
+
+        llhttp stops at the head of such a request, so the same head goes in again without it.
+        """
+        request = self._request
+        if request.method == b"CONNECT":
+            self.fault = invalid("bad_request", "CONNECT is not served here.", status=405)
+            return
+        kept = [header for header in request.headers if header[0] not in _UPGRADE_HEADERS]
+        lines = [b"%b: %b\r\n" % header for header in kept]
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method, request.target, b"".join(lines))
+        self._request = Request()
+        self.current = None
+        self._upgrade = False
+        self._parser = httptools.HttpRequestParser(self)
+        self.feed(head + rest)
+
+
+class _StopReadingError(Exception):
+    """Raised inside a parser callback: httptools then stops."""
+
+
+def _headers_too_large() -> ApiError:
+    return invalid("headers_too_large", "The request has too many or too long headers.", status=431)
+
+
+def _note_length(request: Request, value: bytes) -> None:
+    request.length = int(value) if value.isdigit() and len(value) < 20 else None
+
+
+def _note_coding(request: Request, value: bytes) -> None:
+    coding = value.strip().lower()
+    request.coding = b"" if coding == b"identity" else coding
+
+
+def _note_authorization(request: Request, value: bytes) -> None:
+    request.authorization = value
+
+
+def _note_request_id(request: Request, value: bytes) -> None:
+    request.request_id = value
+
+
+def _note_expect(request: Request, value: bytes) -> None:
+    request.expects = value.lower() == b"100-continue"
+
+
+def _note_transfer(request: Request, _value: bytes) -> None:
+    request.chunked = True
+
+
+_NOTED = {
+    b"content-length": _note_length,
+    b"content-encoding": _note_coding,
+    b"authorization": _note_authorization,
+    b"x-request-id": _note_request_id,
+    b"expect": _note_expect,
+    b"transfer-encoding": _note_transfer,
+}
+
+
+def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]], *, close: bool) -> bytes:
+    """Status line and headers of an answer, with the framing already among `headers`."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Unknown"))]
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
+    return b"".join(lines)
+
+
+def answer(
+    status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, close: bool
+) -> bytes:
+    """A whole answer of known length."""
+    framed = [*headers, (b"content-length", b"%d" % len(body))]
+    return answer_head(status, framed, close=close) + body
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked answer; `data` must not be empty (that would be the last one)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

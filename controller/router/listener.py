@@ -1,0 +1,101 @@
+"""The listening socket of the client port, shared by all router processes (SO_REUSEPORT)."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from controller.router.client import ClientConnection
+from controller.router.deadlines import Timed
+from controller.router.reactor import IN
+
+if TYPE_CHECKING:
+    from controller.router.core import Core
+
+ACCEPTS_PER_EVENT = 64  # then others get a turn
+PAUSE_S = 0.2
+_NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+def bind(host: str, port: int, backlog: int) -> socket.socket:
+    """A listening socket. Raises OSError naming the address when it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+        sock.listen(backlog)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise OSError(
+            error.errno, f"cannot listen on {host}:{port}: {error.strerror}; is it taken?"
+        ) from error
+    return sock
+
+
+class Listener(Timed):
+    """Accepts clients; pauses while descriptors or room run out instead of spinning."""
+
+    def __init__(self, core: Core, sock: socket.socket) -> None:
+        super().__init__()
+        self._core = core
+        self._sock = sock
+        self._open = True
+        core.reactor.register(sock.fileno(), self, IN)
+
+    @property
+    def port(self) -> int:
+        """The port in fact (when 0 was asked for)."""
+        return int(self._sock.getsockname()[1])
+
+    def on_event(self, events: int) -> None:
+        for _ in range(ACCEPTS_PER_EVENT):
+            if not self._accept():
+                return
+
+    def _accept(self) -> bool:
+        if len(self._core.clients) >= self._core.config.limits.connections:
+            self._pause()
+            return False
+        try:
+            sock = self._sock.accept()[0]
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True  # it left before we looked
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._pause()
+            return False
+        self._core.stats.add("accepted")
+        ClientConnection(self._core, sock)
+        return True
+
+    def _pause(self) -> None:
+        self._core.stats.add("accept_pauses")
+        self._core.reactor.modify(self._sock.fileno(), 0)
+        self._core.deadlines.set(self, time.monotonic() + PAUSE_S)
+
+    def expired(self, now: float) -> None:
+        if self._open:
+            self._core.reactor.modify(self._sock.fileno(), IN)
+
+    def crashed(self) -> None:
+        """A bug in accepting one connection must not close the port."""
+        if self._open:
+            self._pause()
+
+    def close(self) -> None:
+        """Stop accepting; who already waits in the queue is served first, not reset."""
+        if not self._open:
+            return
+        while self._accept():
+            pass
+        self._open = False
+        self._core.reactor.unregister(self._sock.fileno())
+        self._sock.close()

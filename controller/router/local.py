@@ -1,0 +1,49 @@
+"""Answers that need no engine: the model lists, and health for load balancers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from controller.router.errors import ApiError, model_not_found
+from controller.router.routes import Kind, Route
+
+if TYPE_CHECKING:
+    from controller.router.auth import Key
+    from controller.router.core import Core
+    from controller.router.table import Model
+
+
+def answer_locally(core: Core, route: Route, key: Key | None) -> tuple[int, Any] | ApiError:
+    """HTTP status and JSON document of a route that is not for an engine."""
+    if route.kind is Kind.HEALTH:
+        return 200, {"status": "ok"}
+    if route.kind is Kind.READY:
+        reasons = core.ready_reasons()
+        return (503, {"status": "not ready", "reasons": reasons}) if reasons else (200, _READY)
+    assert key is not None
+    if route.kind is Kind.MODELS:
+        names = core.fleet.names.items()
+        shown = [_entry(name, model) for name, model in names if key.allows(name, model.name)]
+        return 200, {"object": "list", "data": sorted(shown, key=lambda entry: entry["id"])}
+    model = core.fleet.names.get(route.argument)
+    if model is None or not key.allows(route.argument, model.name):
+        return model_not_found(route.argument)
+    return 200, _entry(route.argument, model)
+
+
+_READY = {"status": "ready"}
+
+
+def _entry(name: str, model: Model) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": name, "object": "model", "owned_by": "llmgw"}
+    if model.created is not None:
+        entry["created"] = model.created
+    if name != model.name:
+        entry["parent"] = model.name  # an alias
+    return entry
+
+
+def encode(document: Any) -> bytes:
+    return orjson.dumps(document)

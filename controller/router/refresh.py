@@ -1,0 +1,113 @@
+"""Keeps routes and keys in memory equal to Postgres: on every hint, and by polling.
+
+When the database is away the last good table and keys stay in force. Static endpoints and keys
+from the configuration are merged in each time.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+import trio
+
+from controller.router.auth import Key, static_keys
+from controller.router.table import RouteTable, from_rows, from_static, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from controller.router.core import Core
+    from controller.router.fleet import Address
+    from controller.router.table import Endpoint
+
+log = structlog.get_logger(__name__)
+
+LOOKUP_S = 2.0  # one name of an endpoint
+
+
+class Pool(Protocol):
+    """What we use of `sql.pool`."""
+
+    async def fetch(self, sql: str, *args: Any) -> list[Any]: ...
+
+    async def fetchval(self, sql: str, *args: Any) -> Any: ...
+
+
+class Refresher:
+    """Reads what the router needs to know; one per process."""
+
+    def __init__(self, core: Core, pool: Pool | None, queries: Mapping[str, str]) -> None:
+        self._core = core
+        self._pool = pool
+        self._queries = queries
+        self._changed = trio.Event()
+        self._addresses: dict[Endpoint, Address] = {}
+        self._looked_up_at = -math.inf
+
+    def hint(self, _payload: str = "") -> None:
+        """Something changed, or the listening connection is new: read everything soon."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Refresh for ever; errors of the database end this call (the supervisor restarts it)."""
+        while True:
+            self._changed = trio.Event()
+            await self.refresh()
+            with trio.move_on_after(self._core.config.timeouts.refresh_s):
+                await self._changed.wait()
+
+    async def refresh(self) -> None:
+        """One full read, then one swap."""
+        config = self._core.config
+        table = from_static(config.endpoints, config.aliases)
+        keys: dict[bytes, Key] = static_keys(config.keys)
+        now = None
+        if self._pool is not None:
+            now = float(await self._pool.fetchval(self._queries["route_now"]))
+            rows = await self._pool.fetch(self._queries["route_keys"])
+            models = await self._pool.fetch(self._queries["route_models"])
+            replicas = await self._pool.fetch(self._queries["route_replicas"])
+            keys.update(keys_from_rows(rows))
+            table = merged(from_rows(models, replicas), table)
+        self._core.keys.replace(keys, now)
+        await self._resolve(table)
+        self._core.fleet.swap(table, self._addresses)
+        self._core.table_loaded_at = time.monotonic()
+
+    async def _resolve(self, table: RouteTable) -> None:
+        """Addresses of all endpoints; names are looked up here, never on the request's way."""
+        wanted = {replica.endpoint for model in table.models for replica in model.replicas}
+        known = {end: addr for end, addr in self._addresses.items() if end in wanted}
+        missing = wanted - known.keys()
+        async with trio.open_nursery() as nursery:
+            for endpoint in missing:
+                nursery.start_soon(self._look_up, endpoint, known)
+        self._addresses = known
+
+    async def _look_up(self, endpoint: Endpoint, found: dict[Endpoint, Address]) -> None:
+        try:
+            with trio.fail_after(LOOKUP_S):
+                answers = await trio.socket.getaddrinfo(
+                    endpoint.host, endpoint.port, type=socket.SOCK_STREAM
+                )
+        except (OSError, trio.TooSlowError) as error:
+            self._core.stats.add("lookup_failures")
+            log.warning("endpoint has no address", host=endpoint.host, error=str(error))
+            return
+        found[endpoint] = (answers[0][0], answers[0][4])
+
+
+def keys_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[bytes, Key]:
+    """Keys by hash, from rows of `route_keys`."""
+    return {
+        bytes(row["hash"]): Key(
+            row["id"],
+            None if row["models"] is None else frozenset(row["models"]),
+            row["expires_at"],
+        )
+        for row in rows
+    }

@@ -1,0 +1,62 @@
+"""Writes usage rows and the use of each replica to Postgres about once a second.
+
+Rows are forgotten only after the database has them; their ids make a repeated write harmless.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from controller.router.core import Core
+    from controller.router.refresh import Pool
+
+BATCH_ROWS = 1000
+
+
+class Reporter:
+    """One per process; `router_id` names this process's life in the database."""
+
+    def __init__(self, core: Core, pool: Pool, queries: Mapping[str, str]) -> None:
+        self._core = core
+        self._pool = pool
+        self._queries = queries
+        self.router_id = str(uuid.uuid4())
+
+    async def run(self) -> None:
+        """Report for ever; errors of the database end this call (the supervisor restarts it)."""
+        while True:
+            await self.flush()
+            await self.report_use()
+            await trio.sleep(self._core.config.timeouts.flush_s)
+
+    async def flush(self) -> int:
+        """Write all waiting rows; returns how many."""
+        written = 0
+        while rows := self._core.usage.batch(BATCH_ROWS):
+            await self._pool.fetchval(self._queries["usage_flush"], rows)
+            self._core.usage.written(rows)
+            written += len(rows)
+        return written
+
+    async def report_use(self) -> None:
+        """In flight and age of the last use of every replica that has a row."""
+        await self._pool.fetchval(self._queries["router_report"], self.router_id, self.use())
+
+    def use(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        rows = []
+        for pool in self._core.fleet.everyone():
+            if pool.id is None:
+                continue  # a static endpoint is nobody's replica
+            row: dict[str, Any] = {"replica_id": pool.id, "in_flight": pool.in_flight}
+            if pool.last_used is not None:
+                row["last_used_age_ms"] = int((now - pool.last_used) * 1000)
+            rows.append(row)
+        return rows

@@ -1,0 +1,222 @@
+"""Runs one router process: listener, reactor and the background loops, until told to stop.
+
+Stopping: no new connections, requests in flight finish (bounded), usage is flushed, return.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import structlog
+import trio
+
+from controller.router.core import Core
+from controller.router.listener import Listener, bind
+from controller.router.refresh import Refresher
+from controller.router.report import Reporter
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from controller.router.config import RouterConfig
+    from controller.router.refresh import Pool
+
+    Listen = Callable[[Callable[[str], None], Callable[[], None]], Awaitable[None]]
+
+log = structlog.get_logger(__name__)
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
+LAST_FLUSH_S = 5.0
+STATS_S = 5.0  # one client of the stats socket
+
+
+@dataclass(frozen=True)
+class Database:
+    """How this process reaches Postgres, if at all."""
+
+    pool: Pool | None
+    queries: Mapping[str, str]
+    listen: Listen | None
+
+
+class Running:
+    """A started router: its port, what it shares, and the way to stop it."""
+
+    def __init__(self, core: Core, listener: Listener) -> None:
+        self.core = core
+        self.port = listener.port
+        self._stop = trio.Event()
+
+    def stop(self) -> None:
+        """Begin to drain; `run_router` returns when that is done."""
+        self._stop.set()
+
+    async def stopping(self) -> None:
+        await self._stop.wait()
+
+
+async def run_router(
+    config: RouterConfig,
+    pool: Pool | None = None,
+    queries: Mapping[str, str] | None = None,
+    listen: Listen | None = None,
+    *,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve the client port until SIGTERM, SIGINT or `Running.stop`, drain, return.
+
+    `pool` None: static mode, nothing is recorded. `queries`: the texts of `sql/queries/router.sql`
+    by name. `listen(on_hint, on_reconnect)` runs for ever and calls back on notifications.
+    Raises OSError when the address cannot be bound, ValueError for a bad static endpoint.
+    """
+    sock = bind(config.host, config.port, config.backlog)
+    async with trio.open_nursery() as nursery:
+        core = Core(config, nursery)
+        try:
+            database = Database(pool, queries or {}, listen)
+            await _serve(core, Listener(core, sock), database, task_status)
+        finally:
+            for client in list(core.clients):
+                client.crashed()
+            core.fleet.close()
+            core.reactor.close()
+            sock.close()
+            nursery.cancel_scope.cancel()
+
+
+async def _serve(
+    core: Core,
+    listener: Listener,
+    database: Database,
+    task_status: trio.TaskStatus[Running],
+) -> None:
+    config, pool = core.config, database.pool
+    refresher = Refresher(core, pool, database.queries)
+    core.keys.open_to_all = pool is None and not config.keys
+    if core.keys.open_to_all:
+        log.warning("no database and no keys: everybody may use this router")
+    if pool is None:
+        await refresher.refresh()
+    running = Running(core, listener)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(core.reactor.run)
+        nursery.start_soon(_sweep, core)
+        reporter = None
+        if pool is not None:
+            reporter = Reporter(core, pool, database.queries)
+            nursery.start_soon(supervise, "refresh", refresher.run)
+            nursery.start_soon(supervise, "report", reporter.run)
+        if database.listen is not None:
+            listen = partial(database.listen, refresher.hint, refresher.hint)
+            nursery.start_soon(supervise, "listen", listen)
+        if config.stats_socket is not None:
+            await nursery.start(_serve_stats, core, config.stats_socket)
+        if config.handle_signals:
+            await nursery.start(_stop_on_signal, running)
+        if config.handle_signals:
+            _quiet_collector()
+        log.info("router serves", host=config.host, port=running.port, worker=config.worker)
+        task_status.started(running)
+        await running.stopping()
+        await _drain(core, listener)
+        if reporter is not None:
+            await _flush_last(reporter)
+        nursery.cancel_scope.cancel()
+
+
+def _quiet_collector() -> None:
+    """In a process of our own: what lives for ever is not looked at, and collections are rarer."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+async def supervise(name: str, loop: Callable[[], Awaitable[Any]]) -> None:
+    """Run `loop` for ever: when it ends or fails, say so and start it again after a pause."""
+    pause = BACKOFF_MIN_S
+    while True:
+        began = trio.current_time()
+        try:
+            await loop()
+        except Exception as error:
+            # One line, not a traceback: mostly this is the database being away.
+            log.warning("loop failed, will be restarted", loop=name, error=repr(error), in_s=pause)
+        if trio.current_time() - began > 10 * BACKOFF_MAX_S:
+            pause = BACKOFF_MIN_S
+        await trio.sleep(pause)
+        pause = min(pause * 2, BACKOFF_MAX_S)
+
+
+async def _sweep(core: Core) -> None:
+    while True:
+        await trio.sleep(core.deadlines.step)
+        try:
+            core.deadlines.sweep(time.monotonic())
+        except Exception:
+            log.exception("a deadline's callback failed")
+
+
+async def _stop_on_signal(
+    running: Running, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            log.info("router drains", signal=signal.Signals(number).name)
+            running.stop()
+
+
+async def _drain(core: Core, listener: Listener) -> None:
+    """Let requests in flight finish; what is left after the deadline is cut."""
+    core.draining = True
+    listener.close()
+    with trio.move_on_after(core.config.timeouts.drain_s):
+        while core.exchanges or core.clients:
+            for client in list(core.clients):
+                client.drain()
+            await trio.sleep(core.deadlines.step / 2)
+    if core.exchanges:
+        log.warning("requests cut at the end of the drain", requests=core.exchanges)
+
+
+async def _flush_last(reporter: Reporter) -> None:
+    with trio.move_on_after(LAST_FLUSH_S):
+        try:
+            await reporter.flush()
+        except Exception as error:
+            log.warning("last usage rows were not written", error=repr(error))
+
+
+async def _serve_stats(
+    core: Core, path: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Tell the counters, as one JSON document, to everyone who connects to `path`."""
+    file = trio.Path(path)
+    await file.unlink(missing_ok=True)
+    sock = trio.socket.socket(trio.socket.AF_UNIX)
+    await sock.bind(path)
+    Path(path).chmod(0o600)  # noqa: ASYNC240 (one system call, before anything runs)
+    sock.listen(16)
+
+    async def tell(stream: trio.SocketStream) -> None:
+        with trio.move_on_after(STATS_S):
+            try:
+                await stream.send_all(orjson.dumps(core.snapshot()))
+            except trio.BrokenResourceError:
+                return  # it did not wait for the answer
+            finally:
+                await trio.aclose_forcefully(stream)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, tell, [trio.SocketListener(sock)])
+            task_status.started()
+    finally:
+        Path(path).unlink(missing_ok=True)  # noqa: ASYNC240 (the process is leaving)

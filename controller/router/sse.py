@@ -1,0 +1,152 @@
+"""Server-sent events passing by: where events end, usage, `[DONE]`, errors. Pure, bounded.
+
+Bytes go through untouched, whatever line ends the engine uses and wherever TCP cuts them; only
+whole events are handed on, so that an event can be dropped (usage that only we asked for), its
+model name restored, and a broken stream ended cleanly after the last whole event.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+# A line end is CRLF, LF, or a CR that no LF follows; two of them end an event.
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+_USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
+_OVERLAP = 3  # an event end is at most 4 bytes, so it can start 3 bytes before new data
+
+
+def restore_model(text: bytes, name_json: bytes) -> bytes:
+    """`text` with the first model name in it replaced by the JSON string `name_json`."""
+    found = _MODEL.search(text)
+    if found is None:
+        return text
+    return text[: found.end(1)] + name_json + text[found.end() :]
+
+
+class Scanner:
+    """Reads one stream in pieces and returns what to send on; its fields say what was seen."""
+
+    __slots__ = (
+        "_after_cr", "_before_last", "_drop_usage", "_dropped", "_last", "_limit", "_model",
+        "_pending", "_searched", "data_events", "done", "error", "error_first", "overflow",
+        "usage",
+    )  # fmt: skip
+
+    def __init__(self, limit: int, *, drop_usage: bool = False, model: bytes | None = None) -> None:
+        """`limit`: bytes one event may have; `model`: JSON string to restore in every event."""
+        self._limit = limit
+        self._drop_usage = drop_usage
+        self._model = model
+        self._pending = bytearray()
+        self._searched = 0
+        self._after_cr = False
+        self._dropped = False
+        self._last = self._before_last = b""
+        self.data_events = 0
+        self.done = False
+        self.overflow = False
+        self.error: Any = None
+        self.error_first = False  # the error came before any other data
+        self.usage: dict[str, Any] | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes of all events that are complete now; empty when none is or it was dropped."""
+        if (
+            not self._pending
+            and data[-2:] == b"\n\n"
+            and self._model is None
+            and b'"usage"' not in data
+            and b'"error"' not in data
+            and b"[DONE]" not in data
+            and not self._after_cr
+        ):
+            self._remember(data)
+            return data
+        return self._split(data)
+
+    def finish(self) -> bytes:
+        """The stream ended: what is pending counts as an event although no blank line ended it."""
+        raw = bytes(self._pending)
+        self._pending.clear()
+        self._searched = 0
+        return self._event(raw) if raw else b""
+
+    def ended_well(self) -> bool:
+        """Whether the answer is complete: `[DONE]`, or a finish reason in the last two events."""
+        if self.done:
+            return True
+        return bool(_FINISHED.search(self._last) or _FINISHED.search(self._before_last))
+
+    def aborted(self) -> bool:
+        """Whether the engine cut the answer and said so (vLLM at SIGTERM: looks complete)."""
+        return bool(_ABORTED.search(self._last) or _ABORTED.search(self._before_last))
+
+    def _remember(self, data: bytes) -> None:
+        self.data_events += 1
+        self._before_last, self._last = self._last, data
+
+    def _split(self, data: bytes) -> bytes:
+        out = []
+        if self._after_cr:
+            self._after_cr = False
+            if data[:1] == b"\n":  # the second half of the CRLF that ended the last event
+                out.append(b"" if self._dropped else b"\n")
+                data = data[1:]
+        pending = self._pending
+        pending += data
+        start, searched = 0, self._searched
+        while found := _EVENT_END.search(pending, searched):
+            searched = found.end()
+            out.append(self._event(bytes(pending[start:searched])))
+            start = searched
+        self._after_cr = start > 0 and start == len(pending) and pending[-1] == 0x0D
+        del pending[:start]
+        self._searched = max(0, len(pending) - _OVERLAP)
+        if len(pending) > self._limit:
+            self.overflow = True
+        return b"".join(out)
+
+    def _event(self, raw: bytes) -> bytes:
+        self._dropped = False
+        data = _data_of(raw)
+        if data is None:
+            return raw
+        if data == b"[DONE]":
+            self.done = True
+            return raw
+        if b'"error"' in data or _USAGE_OBJECT.search(data):
+            self._read(data)
+        self._remember(raw)
+        if self._dropped:
+            return b""
+        return raw if self._model is None else restore_model(raw, self._model)
+
+    def _read(self, data: bytes) -> None:
+        try:
+            document = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(document, dict):
+            return
+        if document.get("error"):
+            self.error = document["error"]
+            self.error_first = self.error_first or self.data_events == 0
+        usage = document.get("usage")
+        if isinstance(usage, dict):
+            self.usage = usage
+            self._dropped = self._drop_usage and document.get("choices") == []
+
+
+def _data_of(raw: bytes) -> bytes | None:
+    """The joined data lines of one event; None for comments and empty events."""
+    lines = [line[5:] for line in _LINE_END.split(raw) if line[:5] == b"data:"]
+    if not lines:
+        return None
+    return b"\n".join(line[1:] if line[:1] == b" " else line for line in lines)

@@ -1,0 +1,154 @@
+"""The routing table: which names mean which model, and which replicas serve it. Immutable.
+
+Built from rows (Postgres or `--endpoint`), swapped whole; `fleet.py` keeps the living side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from controller.router.config import StaticEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a replica listens, and under which path."""
+
+    host: str
+    port: int
+    base: bytes  # put before the client's path; usually empty
+
+    @property
+    def authority(self) -> bytes:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One serving unit: `key` names it here and in counters, `id` is its row (None: static)."""
+
+    key: str
+    id: int | None
+    endpoint: Endpoint
+    upstream_model: str  # the name the engine answers to
+    ready: bool  # False: draining, finishes what it has
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that clients may ask for, with all its replicas."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+    created: int | None = None
+    replicas: tuple[Replica, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """All models by name, and all names (aliases too) by what clients send."""
+
+    models: tuple[Model, ...] = ()
+
+    def names(self) -> dict[str, Model]:
+        by_name = {alias: model for model in self.models for alias in model.aliases}
+        by_name.update({model.name: model for model in self.models})
+        return by_name
+
+
+def parse_endpoint(url: str) -> Endpoint:
+    """`http://host:port[/base]`; a base that ends in `/v1` is the same without it.
+
+    Raises ValueError saying what is wrong with the URL.
+    """
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme != "http":
+        raise ValueError(f"endpoint {url!r}: engines are reached over http://, not {parts.scheme}")
+    if not parts.hostname:
+        raise ValueError(f"endpoint {url!r} names no host: write http://host:port")
+    base = parts.path.rstrip("/").removesuffix("/v1")
+    return Endpoint(parts.hostname, parts.port or 80, base.encode())
+
+
+def from_rows(
+    models: Iterable[Mapping[str, Any]], replicas: Iterable[Mapping[str, Any]]
+) -> RouteTable:
+    """The table in rows of `route_models` and `route_replicas`.
+
+    A replica without a usable endpoint or in another state than ready/draining is left out.
+    """
+    by_model: dict[str, list[Replica]] = {}
+    for row in replicas:
+        replica = _replica(row)
+        if replica is not None:
+            by_model.setdefault(row["model"], []).append(replica)
+    return RouteTable(
+        tuple(
+            Model(
+                row["name"],
+                tuple(row["aliases"] or ()),
+                tuple(row["fallbacks"] or ()),
+                replicas=tuple(by_model.get(row["name"], ())),
+            )
+            for row in models
+        )
+    )
+
+
+def _replica(row: Mapping[str, Any]) -> Replica | None:
+    if row["state"] not in ("ready", "draining") or not row["endpoint"]:
+        return None
+    try:
+        endpoint = parse_endpoint(row["endpoint"])
+    except ValueError:
+        return None  # one bad row must not take the others' route away (case D10)
+    identity = row["replica_id"]
+    return Replica(str(identity), identity, endpoint, row["model"], row["state"] == "ready")
+
+
+def from_static(
+    endpoints: Iterable[StaticEndpoint], aliases: Iterable[tuple[str, str]] = ()
+) -> RouteTable:
+    """The table of `--endpoint` options. Raises ValueError for a bad URL or a double id."""
+    by_model: dict[str, list[Replica]] = {}
+    seen: set[str] = set()
+    for entry in endpoints:
+        if entry.id in seen:
+            raise ValueError(f"endpoint id {entry.id!r} is used twice: give each its own")
+        seen.add(entry.id)
+        endpoint = parse_endpoint(entry.url)
+        for name in entry.models:
+            by_model.setdefault(name, []).append(Replica(entry.id, None, endpoint, name, True))
+    named = list(aliases)
+    return RouteTable(
+        tuple(
+            Model(name, tuple(a for a, target in named if target == name), replicas=tuple(found))
+            for name, found in by_model.items()
+        )
+    )
+
+
+def merged(first: RouteTable, second: RouteTable) -> RouteTable:
+    """Both tables; a model in both has the replicas of both, the rest from `first`."""
+    extra = {model.name: model for model in second.models}
+    models = [_joined(model, extra.pop(model.name, None)) for model in first.models]
+    return RouteTable((*models, *extra.values()))
+
+
+def _joined(model: Model, other: Model | None) -> Model:
+    if other is None:
+        return model
+    return Model(
+        model.name,
+        model.aliases + other.aliases,
+        model.fallbacks,
+        model.created,
+        model.replicas + other.replicas,
+    )

@@ -1,0 +1,263 @@
+"""One connection to an engine: a request goes out, its answer comes back in pieces.
+
+An exchange owns the connection from `start` until the answer is complete or failed; between
+exchanges it lies in its pool. Nothing here decides about retries: failures are values.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import httptools
+
+from controller.router.connection import Connection
+from controller.router.reactor import IN, OUT
+from controller.router.relay import Head
+
+if TYPE_CHECKING:
+    from controller.router.config import Timeouts
+    from controller.router.deadlines import Deadlines
+    from controller.router.fleet import Pool
+    from controller.router.reactor import Reactor
+
+
+class Cause(Enum):
+    """How an attempt failed; the values are words of the metrics."""
+
+    CONNECT_FAILED = "connect_failed"
+    CONNECT_TIMEOUT = "connect_timeout"
+    CLOSED_UNANSWERED = "closed_unanswered"  # not one byte came back
+    CLOSED_EARLY = "closed_early"  # in the middle of the answer
+    HEADERS_TIMEOUT = "headers_timeout"
+    IDLE_TIMEOUT = "idle_timeout"
+    TOTAL_TIMEOUT = "total_timeout"
+    NOT_HTTP = "not_http"
+
+    @property
+    def is_timeout(self) -> bool:
+        return self in _TIMEOUTS
+
+
+_TIMEOUTS = frozenset((Cause.HEADERS_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt ended, and whether its connection had served others before."""
+
+    cause: Cause
+    reused: bool
+
+
+class Owner(Protocol):
+    """The exchange that waits for the answer."""
+
+    def on_answer(self, head: Head | None, body: bytes, *, complete: bool) -> None:
+        """The head (once) and more of the body."""
+
+    def on_failed(self, failure: Failure) -> None:
+        """The attempt is over; the connection is closed and no longer counted."""
+
+
+class UpstreamConnection(Connection):
+    """A socket to one engine."""
+
+    __slots__ = (
+        "_body", "_complete", "_connecting", "_deadlines", "_extra", "_got", "_head", "_headers",
+        "_length", "_parser", "_paused", "_timeouts", "_total_due", "_until_close", "_waiting",
+        "owner", "pool", "reused",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        pool: Pool,
+        deadlines: Deadlines,
+        timeouts: Timeouts,
+    ) -> None:
+        super().__init__(reactor, sock, IN | OUT)
+        self.out = bytearray()  # nothing can be sent before the connection stands
+        self.pool = pool
+        self.owner: Owner | None = None
+        self.reused = False
+        self._connecting = True
+        self._deadlines = deadlines
+        self._timeouts = timeouts
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._forget_answer()
+
+    def _forget_answer(self) -> None:
+        self._head: Head | None = None
+        self._length: int | None = None
+        self._waiting = True  # for the head
+        self._got = False
+        self._complete = False
+        self._until_close = False
+        self._extra = False
+        self._paused = False
+        self._total_due = 0.0
+
+    def start(self, owner: Owner, request: bytes, total_due: float) -> None:
+        """Send a request for `owner`; `total_due` is the monotonic moment its patience ends."""
+        self._forget_answer()
+        self.owner = owner
+        self._total_due = total_due
+        patience = self._timeouts.connect_s if self._connecting else self._timeouts.headers_s
+        self._deadlines.set(self, min(time.monotonic() + patience, total_due))
+        self.send(request)
+
+    def cancel(self) -> None:
+        """The owner lost interest: closing tells the engine to stop working."""
+        if self.owner is not None:
+            self.owner = None
+            self.pool.give_up(self)
+        self.close()
+
+    def pause(self) -> None:
+        """Read no more until `resume`: the client is slower than the engine."""
+        if not self._paused and self.owner is not None:
+            self._paused = True
+            self.set_mask(0)
+            self._deadlines.set(self, self._total_due)
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._deadlines.set(
+                self, min(time.monotonic() + self._timeouts.idle_s, self._total_due)
+            )
+            self.set_mask(IN if self.out is None else IN | OUT)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def on_event(self, events: int) -> None:
+        if self._connecting:
+            code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                self.close()
+                self.lost(OSError(code, errno.errorcode.get(code, "")))
+                return
+            if not events & OUT:
+                return
+            self._connecting = False
+            self.due = min(time.monotonic() + self._timeouts.headers_s, self._total_due)
+        super().on_event(events)
+
+    def received(self, data: bytes) -> None:
+        owner = self.owner
+        if owner is None:
+            self.pool.forget(self)  # an idle engine must not talk
+            self.close()
+            return
+        self._got = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._extra = True
+            if not self._complete:
+                self._fail(Cause.NOT_HTTP)
+                return
+        head, self._head = self._head, None
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        if self._complete:
+            self._release()
+        else:
+            patience = self._timeouts.headers_s if self._waiting else self._timeouts.idle_s
+            self.due = min(time.monotonic() + patience, self._total_due)
+        owner.on_answer(head, body, complete=self._complete)
+
+    def lost(self, error: OSError | None) -> None:
+        if self._until_close and error is None and self.owner is not None:
+            owner, self.owner = self.owner, None
+            self.pool.give_up(self)
+            owner.on_answer(None, b"", complete=True)
+        elif self._connecting:
+            self._fail(Cause.CONNECT_FAILED)
+        else:
+            self._fail(Cause.CLOSED_EARLY if self._got else Cause.CLOSED_UNANSWERED)
+
+    def expired(self, now: float) -> None:
+        if now >= self._total_due:
+            self._fail(Cause.TOTAL_TIMEOUT)
+        elif self._connecting:
+            self._fail(Cause.CONNECT_TIMEOUT)
+        else:
+            self._fail(Cause.HEADERS_TIMEOUT if self._waiting else Cause.IDLE_TIMEOUT)
+
+    def _fail(self, cause: Cause) -> None:
+        self.close()
+        owner, self.owner = self.owner, None
+        if owner is None:
+            self.pool.forget(self)
+            return
+        self.pool.give_up(self)
+        owner.on_failed(Failure(cause, self.reused))
+
+    def _release(self) -> None:
+        self.owner = None
+        reusable = self._parser.should_keep_alive() and self.out is None and not self._extra
+        self.reused = True
+        if self.pool.take_back(self, reusable=reusable):
+            self._deadlines.set(self, time.monotonic() + self._timeouts.upstream_idle_s)
+        else:
+            self.close()
+
+    # -- called by the parser --------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._extra = True
+        self._headers = []
+        self._length = None
+        self._until_close = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._waiting:  # trailers come later and are not passed on
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200 or self._complete:
+            return
+        framed = False
+        for name, value in self._headers:
+            if name == b"content-length":
+                self._length, framed = int(value), True
+            elif name == b"transfer-encoding":
+                framed = True
+        if status in (204, 304):
+            self._length, framed = 0, True
+        self._until_close = not framed
+        self._waiting = False
+        self._head = Head(status, self._headers, self._length)
+
+    def on_body(self, piece: bytes) -> None:
+        if not self._complete:
+            self._body.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() >= 200:
+            self._complete = True
+
+
+def begin_connecting(address: tuple[object, ...], family: int) -> socket.socket:
+    """A socket on its way to `address`. Raises OSError when it fails at once."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.connect(address)
+    except BlockingIOError:
+        pass
+    except OSError:
+        sock.close()
+        raise
+    return sock

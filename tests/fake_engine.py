@@ -1,0 +1,385 @@
+"""A scriptable engine on loopback: speaks the OpenAI API, misbehaves on command, keeps a record.
+
+Each request says how it wants to be treated: a JSON object in the header `X-Fake`, or in the
+body's field `fake`, or the engine's `default`. One thread per connection, raw sockets, so that
+every byte and every close is ours to decide. Also a program:
+`python tests/fake_engine.py --port 0` prints `{"port": N}`; GET /_records tells what it saw.
+
+Keys of a behaviour (all optional):
+  delay         seconds before the head          gap        seconds between stream events
+  first_delay   seconds between head and body    tokens     number of stream events
+  status        HTTP status of the answer        body       answer document, instead of a chat
+  text          content of each token            line_end   "\\n", "\\r\\n" or "\\r"
+  prefix        "data: " or "data:"              byte_gap   seconds between single bytes
+  usage         false: never tell usage          usage_always: tell it unasked
+  extra         raw text put before the usage    raw        the whole event stream, as text
+  done          false: no [DONE]                 framing    "chunked", "length" or "close"
+  error_first   event {"error": ...} first       error_at   the same after so many tokens
+  die_at        stop after so many tokens/bytes, by `die`: "rst", "fin", "kill" (the process)
+  close         "always": no byte, just close; "reused": only on a connection used before
+  close_after   true: close the connection after this answer without saying so
+  gzip          true: compress a plain answer and say so
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+@dataclass
+class Record:
+    """One request as the engine saw it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+    nth: int  # on its connection, from 1
+    started: float = field(default_factory=time.monotonic)
+    closed: float | None = None  # when the peer's close was seen while we worked
+    answered: bool = False
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+
+class _Gone(Exception):
+    """The peer closed, or we decided to: stop working on this connection."""
+
+
+class FakeEngine:
+    """Runs in threads of this process between `start` and `stop`."""
+
+    def __init__(self, default: dict[str, Any] | None = None, port: int = 0) -> None:
+        self.default = default or {}
+        self.records: list[Record] = []
+        self.connections = 0
+        self._want_port = port
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._stopping = False
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> FakeEngine:
+        self._stopping = False
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port or self._want_port))
+        listener.listen(512)
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        thread = threading.Thread(target=self._accept, args=(listener,), daemon=True)
+        self._threads = [thread]
+        thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Close everything at once, as a killed engine would."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self.drop_connections()
+        for thread in self._threads:
+            thread.join(5)
+        self._listener.close()
+
+    def drop_connections(self) -> None:
+        """Close every open connection."""
+        with self._lock:
+            for sock in self._open:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def chats(self) -> list[Record]:
+        """Requests for inference only."""
+        return [record for record in self.records if record.method == "POST"]
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._stopping:
+            try:
+                sock = listener.accept()[0]
+            except OSError:
+                return
+            with self._lock:
+                self._open.add(sock)
+                self.connections += 1
+                number = self.connections
+            thread = threading.Thread(target=self._serve, args=(sock, number), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket, number: int) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        nth = 0
+        try:
+            while True:
+                nth += 1
+                record = _read_request(sock, number, nth)
+                if record is None:
+                    return
+                self.records.append(record)
+                _Answer(self, sock, record).run()
+                record.answered = True
+        except (_Gone, OSError):
+            pass
+        finally:
+            with self._lock:
+                self._open.discard(sock)
+            sock.close()
+
+
+def _read_request(sock: socket.socket, number: int, nth: int) -> Record | None:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = sock.recv(65536)
+        if not more:
+            return None
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    method, path, _ = lines[0].split(" ")
+    pairs = [line.split(":", 1) for line in lines[1:]]
+    headers = {name.lower(): value.strip() for name, value in pairs}
+    length = int(headers.get("content-length", "0"))
+    parts = [body]
+    have = len(body)
+    while have < length:
+        more = sock.recv(1 << 20)
+        if not more:
+            return None
+        parts.append(more)
+        have += len(more)
+    return Record(method, path, headers, b"".join(parts), number, nth)
+
+
+class _Answer:
+    """Treats one request as its behaviour says."""
+
+    def __init__(self, engine: FakeEngine, sock: socket.socket, record: Record) -> None:
+        self.engine = engine
+        self.sock = sock
+        self.record = record
+        self.asked: dict[str, Any] = {}
+        if record.body:
+            with contextlib.suppress(ValueError):
+                document = json.loads(record.body)
+                self.asked = document if isinstance(document, dict) else {}
+        told = record.headers.get("x-fake")
+        self.how = {**engine.default, **self.asked.get("fake", {}), **json.loads(told or "{}")}
+
+    def run(self) -> None:
+        how, path = self.how, self.record.path
+        close = how.get("close")
+        if close == "always" or (close == "reused" and self.record.nth > 1):
+            raise _Gone
+        if self.record.method == "GET":
+            self._get(path)
+            return
+        self._wait(how.get("delay", 0))
+        if how.get("status", 200) != 200:
+            error = {"message": "told to fail", "type": "server_error", "code": how["status"]}
+            self._plain(how.get("body", {"error": error}), how["status"])
+        elif self.asked.get("stream"):
+            self._stream()
+        else:
+            self._plain(how.get("body", self._document()), 200)
+        if how.get("close_after"):
+            raise _Gone
+
+    def _get(self, path: str) -> None:
+        if path == "/health":
+            self._plain({"status": "ok"}, 200)
+        elif path == "/v1/models":
+            self._plain({"object": "list", "data": [{"id": "m", "object": "model"}]}, 200)
+        elif path == "/metrics":
+            self._send_all(200, "text/plain", b"vllm:num_requests_running 0\n")
+        elif path == "/_records":
+            self._plain([_as_json(record) for record in self.engine.records], 200)
+        else:
+            self._plain({"error": {"message": "not found"}}, 404)
+
+    def _usage(self) -> dict[str, Any]:
+        tokens = self.how.get("tokens", 3)
+        return {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens,
+                "prompt_tokens_details": {"cached_tokens": 2}}  # fmt: skip
+
+    def _document(self) -> dict[str, Any]:
+        model = self.asked.get("model", "m")
+        usage = {} if self.how.get("usage") is False else {"usage": self._usage()}
+        if self.record.path.endswith("/embeddings"):
+            vector = {"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}
+            return {"object": "list", "data": [vector], "model": model, **usage}
+        text = self.how.get("text", "tok") * self.how.get("tokens", 3)
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return {"id": "c-1", "object": "chat.completion", "created": 1, "model": model,
+                "choices": [choice], **usage}  # fmt: skip
+
+    def _plain(self, document: Any, status: int) -> None:
+        body = json.dumps(document, ensure_ascii=False).encode()
+        self._send_all(status, "application/json", body)
+
+    def _send_all(self, status: int, kind: str, body: bytes) -> None:
+        extra = ""
+        if self.how.get("gzip"):
+            body = gzip.compress(body)
+            extra = "content-encoding: gzip\r\n"
+        framing = self.how.get("framing", "length")
+        self._head(status, kind, framing, extra, len(body))
+        self._wait(self.how.get("first_delay", 0))
+        die_at = self.how.get("die_at")
+        sent = body if die_at is None else body[:die_at]
+        self._body(sent, framing)
+        if die_at is not None:
+            self._die()
+        self._end(framing)
+
+    def _head(self, status: int, kind: str, framing: str, extra: str = "", length: int = 0) -> None:
+        lines = {"length": f"content-length: {length}\r\n", "close": "connection: close\r\n",
+                 "chunked": "transfer-encoding: chunked\r\n"}  # fmt: skip
+        head = f"HTTP/1.1 {status} Fake\r\ncontent-type: {kind}\r\n{extra}{lines[framing]}\r\n"
+        self._send(head.encode())
+
+    def _body(self, data: bytes, framing: str) -> None:
+        if framing == "chunked" and data:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        gap = self.how.get("byte_gap")
+        if gap is None:
+            self._send(data)
+            return
+        for byte in data:
+            self._send(bytes([byte]))
+            self._wait(gap)
+
+    def _end(self, framing: str) -> None:
+        if framing == "chunked":
+            self._send(b"0\r\n\r\n")
+        elif framing == "close":
+            raise _Gone
+
+    def _stream(self) -> None:
+        how = self.how
+        framing = how.get("framing", "chunked")
+        self._head(200, "text/event-stream; charset=utf-8", framing)
+        self._wait(how.get("first_delay", 0))
+        if "raw" in how:
+            self._body(how["raw"].encode(), framing)
+            self._end(framing)
+            return
+        if how.get("error_first"):
+            self._event(how["error_first"], framing)
+        else:
+            self._tokens(framing)
+        if how.get("done", True):
+            self._event("[DONE]", framing)
+        self._end(framing)
+
+    def _tokens(self, framing: str) -> None:
+        how = self.how
+        total = how.get("tokens", 3)
+        for number in range(total):
+            if how.get("die_at") == number:
+                self._die()
+            if how.get("error_at") == number:
+                self._event({"error": {"message": "engine broke", "code": 500}}, framing)
+                return
+            self._event(self._chunk(number, total), framing)
+            self._wait(how.get("gap", 0))
+        if how.get("extra"):
+            self._body(how["extra"].encode(), framing)
+        options = self.asked.get("stream_options") or {}
+        wanted = options.get("include_usage") or how.get("usage_always")
+        if wanted and how.get("usage") is not False:
+            self._event({**self._chunk(0, 0), "choices": [], "usage": self._usage()}, framing)
+
+    def _chunk(self, number: int, total: int) -> dict[str, Any]:
+        finish = "stop" if number == total - 1 else None
+        choice = {"index": 0, "delta": {"content": self.how.get("text", f"tok{number} ")},
+                  "finish_reason": finish}  # fmt: skip
+        return {"id": "c-1", "object": "chat.completion.chunk", "created": 1,
+                "model": self.asked.get("model", "m"), "choices": [choice]}  # fmt: skip
+
+    def _event(self, document: Any, framing: str) -> None:
+        text = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)
+        end = self.how.get("line_end", "\n")
+        prefix = self.how.get("prefix", "data: ")
+        self._body(f"{prefix}{text}{end}{end}".encode(), framing)
+
+    def _die(self) -> None:
+        how = self.how.get("die", "fin")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "rst":
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raise _Gone
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.sock.sendall(data)
+        except OSError:
+            self.record.closed = time.monotonic()
+            raise
+
+    def _wait(self, seconds: float) -> None:
+        """Pass time, but notice at once when the peer closes."""
+        until = time.monotonic() + seconds
+        while seconds > 0 and (left := until - time.monotonic()) > 0:
+            readable = select.select([self.sock], [], [], left)[0]
+            if readable:
+                try:
+                    more = self.sock.recv(1, socket.MSG_PEEK)
+                except OSError:
+                    more = b""
+                if not more:
+                    self.record.closed = time.monotonic()
+                    raise _Gone
+                time.sleep(left)  # pipelined bytes: they are for later
+                return
+
+
+def _as_json(record: Record) -> dict[str, Any]:
+    return {
+        "method": record.method, "path": record.path, "headers": record.headers,
+        "body": record.body.decode("utf-8", "replace"), "connection": record.connection,
+        "nth": record.nth, "closed": record.closed is not None, "answered": record.answered,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--default", default="{}", help="behaviour of every request, JSON")
+    options = parser.parse_args()
+    engine = FakeEngine(json.loads(options.default), options.port).start()
+    print(json.dumps({"port": engine.port}), flush=True)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    engine.stop()
+
+
+if __name__ == "__main__":
+    main()

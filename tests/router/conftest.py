@@ -1,0 +1,124 @@
+"""Fixtures of the router's tests: fake engines, and a router in static mode before them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from controller.router import RouterConfig, StaticEndpoint, StaticKey, Timeouts, run_router
+from tests.fake_engine import FakeEngine
+from tests.router.wire import Answer, Wire, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from controller.router.core import Core
+
+
+class House:
+    """One router with its engines and the connections a test opened."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._stack = ExitStack()
+        self.engines: list[FakeEngine] = []
+        self.wires: list[Wire] = []
+        self.running: Any = None
+
+    def engine(self, **default: Any) -> FakeEngine:
+        engine = self._stack.enter_context(FakeEngine(default))
+        self.engines.append(engine)
+        return engine
+
+    async def start(self, *urls: str, **changes: Any) -> House:
+        """Start the router before `urls` (default: the engines made so far, one by default)."""
+        if not self.engines and not urls:
+            self.engine()
+        urls = urls or tuple(engine.url for engine in self.engines)
+        settings: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "endpoints": tuple(
+                StaticEndpoint(f"e{n}", url, ("m", "other")) for n, url in enumerate(urls)
+            ),
+            "keys": (
+                StaticKey("k", "sk-test"),
+                StaticKey("narrow", "sk-narrow", ("other",)),
+            ),
+            "aliases": (("short", "m"),),
+            "handle_signals": False,
+            "seed": 1,
+            **changes,
+        }
+        config = RouterConfig(**settings)
+        self.running = await self._nursery.start(run_router, config)
+        return self
+
+    @property
+    def core(self) -> Core:
+        return self.running.core
+
+    @property
+    def port(self) -> int:
+        return self.running.port
+
+    async def wire(self) -> Wire:
+        wire = await Wire.open(self.port)
+        self.wires.append(wire)
+        return wire
+
+    async def ask(self, **fields: Any) -> Answer:
+        """One chat on a connection of its own."""
+        wire = await self.wire()
+        await wire.chat(**fields)
+        answer = await wire.answer()
+        wire.close()
+        return answer
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return self.core.usage.batch(10_000)
+
+    async def row(self, number: int = 0) -> dict[str, Any]:
+        await until(lambda: len(self.core.usage) > number)
+        return self.rows[number]
+
+    def idle(self) -> bool:
+        """Whether nothing counts as running."""
+        pools = self.core.fleet.everyone()
+        gauges = self.core.stats.in_flight.values()
+        return self.core.exchanges == 0 and not any(p.in_flight for p in pools) and not any(gauges)
+
+    def close(self) -> None:
+        if self.running is not None:
+            self.running.stop()
+        for wire in self.wires:
+            wire.close()
+        self._stack.close()
+
+
+@pytest.fixture
+async def house(nursery: trio.Nursery) -> AsyncIterator[House]:
+    place = House(nursery)
+    yield place
+    crashes = place.running.core.reactor.crashes if place.running else 0
+    place.close()
+    assert crashes == 0
+
+
+@pytest.fixture
+def quick() -> Timeouts:
+    """Deadlines short enough to be waited for."""
+    return replace(
+        Timeouts(), connect_s=0.3, headers_s=0.4, idle_s=0.4, client_read_s=0.4, linger_s=1.0
+    )
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as made:
+        yield made

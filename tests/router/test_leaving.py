@@ -1,0 +1,121 @@
+"""Clients that leave: the engine learns it within a second and nothing stays counted."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from tests.router.conftest import House
+from tests.router.wire import until
+
+
+async def leave_and_look(house: House, how: dict[str, Any], *, stream: bool, first: bool) -> None:
+    await house.start()
+    engine = house.engines[0]
+    wire = await house.wire()
+    await wire.chat(stream=stream, headers={"x_fake": json.dumps(how)})
+    record = (await until(lambda: engine.chats()))[0]
+    if first:
+        await wire.until(b"tok0")
+    left = time.monotonic()
+    wire.close()
+    await until(lambda: record.closed, 1.0)
+    assert record.closed - left < 1.0
+    await until(house.idle, 1.0)
+    row = await house.row()
+    assert row["status"] == "client_closed"
+    assert row["http_status"] == 499
+    assert "completion_tokens" not in row
+    assert house.core.stats.cancellations == {"m": 1}
+
+
+async def test_A01_leaving_a_plain_call_cancels_the_engine(house: House) -> None:
+    await leave_and_look(house, {"delay": 20}, stream=False, first=False)
+
+
+async def test_A02_leaving_before_the_first_token_cancels_the_engine(house: House) -> None:
+    await leave_and_look(house, {"first_delay": 20}, stream=True, first=False)
+
+
+async def test_A02_leaving_before_the_head_cancels_the_engine(house: House) -> None:
+    await leave_and_look(house, {"delay": 20}, stream=True, first=False)
+
+
+async def test_leaving_after_the_first_token_cancels_the_engine(house: House) -> None:
+    await leave_and_look(house, {"tokens": 50, "gap": 0.4}, stream=True, first=True)
+
+
+async def test_leaving_while_the_engine_does_not_even_accept(house: House) -> None:
+    # A port that listens but never answers a SYN needs no engine: TEST-NET is not routed here,
+    # so the full backlog of a listener that nobody accepts from does the same.
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        await house.start(f"http://127.0.0.1:{port}")
+        wire = await house.wire()
+        await wire.chat()
+        await until(lambda: house.core.fleet.pools["e0"].in_flight == 1)
+        wire.close()
+        await until(house.idle, 1.0)
+        assert (await house.row())["status"] == "client_closed"
+        for filler in fillers:
+            filler.close()
+
+
+@pytest.mark.slow
+async def test_A05_closing_right_after_done_is_ok(house: House) -> None:
+    await house.start()
+    for _ in range(200):
+        wire = await house.wire()
+        await wire.chat(stream=True, stream_options={"include_usage": True})
+        await wire.until(b"[DONE]")
+        wire.reset()
+    await until(lambda: len(house.rows) == 200)
+    assert {row["status"] for row in house.rows} == {"ok"}
+    assert {row["completion_tokens"] for row in house.rows} == {3}
+    assert {row["http_status"] for row in house.rows} == {200}
+
+
+@pytest.mark.slow
+async def test_A04_nothing_stays_in_flight_after_a_storm(house: House, quick: Any) -> None:
+    house.engine()
+    house.engine()
+    await house.start(timeouts=quick)
+    hard = [
+        {"delay": 5},
+        {"tokens": 9, "die_at": 2, "die": "rst"},
+        {"status": 500},
+        {"delay": 0.9},
+        {"close": "always"},
+    ]
+    wires = []
+    for n in range(50):
+        wire = await house.wire()
+        wires.append(wire)
+        if n % 6 == 5:
+            await wire.post("/v1/chat/completions", b"{not json")
+        else:
+            await wire.chat(stream=n % 2 == 0, fake=hard[n % 6])
+        if n % 6 == 0:
+            wire.close()
+    await until(lambda: len(house.rows) == 50)
+    await until(house.idle)
+    for wire in wires:
+        wire.close()
+    before = [len(engine.chats()) for engine in house.engines]
+    for _ in range(100):
+        assert (await house.ask()).status == 200
+    after = [len(engine.chats()) for engine in house.engines]
+    shares = [b - a for a, b in zip(before, after, strict=True)]
+    assert sum(shares) == 100
+    assert min(shares) > 30, shares
+    assert house.idle()
