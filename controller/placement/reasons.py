@@ -64,9 +64,13 @@ SENTENCES: Final[dict[str, str]] = {
     Code.GPU_COUNT: "too few cards: need {need}, have {have}",
     Code.GPU_UNHEALTHY: "cards are unhealthy: need {need}, unhealthy: {have}",
     Code.GPU_MEMORY: "cards are too small: need {need} per card, have {have}",
-    Code.GPU_MEMORY_UNKNOWN: "card memory is unknown: need {need} per card, unknown: {have}",
+    Code.GPU_MEMORY_UNKNOWN: (
+        "the memory of cards is unknown: need {need} per card, unknown: {have}"
+    ),
     Code.GPU_FOREIGN_USE: "processes outside llmgw hold card memory: need {need}, have {have}",
-    Code.GPU_FOREIGN_UNKNOWN: "use of cards outside llmgw is unknown: need {need}, unknown: {have}",
+    Code.GPU_FOREIGN_UNKNOWN: (
+        "card memory held outside llmgw is unknown: need {need}, unknown: {have}"
+    ),
     Code.GPU_TAKEN: "cards are taken by other replicas: need {need}, have {have}",
     Code.CPUS: "too few free cores: need {need}, have {have}",
     Code.CPUS_UNKNOWN: "the number of cores is unknown: need {need}",
@@ -74,7 +78,9 @@ SENTENCES: Final[dict[str, str]] = {
     Code.MEMORY_UNKNOWN: "the node's memory is unknown: need {need}",
     Code.PORT_RANGE_FULL: "no free port for the engine in {have}",
     Code.ADDRESS_UNKNOWN: "the node has not reported an address that routers can reach",
-    Code.SHARDS_UNSUPPORTED: "a replica wants {need} nodes, several nodes come with gangs",
+    Code.SHARDS_UNSUPPORTED: (
+        "the profile wants {need} nodes for one replica, several nodes come with gangs"
+    ),
     Code.NO_NODES: "no node has registered; start an agent on a machine",
     Code.NO_PROFILES: "the model has no profile that says how to run it",
 }

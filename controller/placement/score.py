@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from controller.placement.model import Node, Profile
 
-SPREAD: Final = 100.0
-"""Two replicas on one node die together, so this outweighs everything else."""
+SPREAD: Final = 300.0
+"""Two replicas on one node die together: avoiding that outweighs all else together."""
 CARDS_KEPT: Final = 50.0
 """Work that needs no card leaves nodes with cards alone where it can."""
 WEIGHTS: Final = 40.0

@@ -1,0 +1,132 @@
+"""Each hard rule by itself: a profile, a node, and the code and numbers it answers."""
+# ruff: noqa: E501  a table row is easier to compare on one line
+
+from __future__ import annotations
+
+import pytest
+
+from controller.placement.filters import free_port, refusals
+from controller.placement.model import Claim
+from controller.placement.reasons import PHRASES, SENTENCES, Code
+from tests.placement.made_fleet import GIB, gpu, node, profile, whole
+
+HOST_RULES = [
+    ({}, {}, None, None, None),
+    ({}, {"state": "cordoned", "state_reason": "disk swap"}, "node_cordoned", "ready", "disk swap"),
+    ({}, {"state": "draining"}, "node_draining", "ready", "draining"),
+    ({}, {"state": "unreachable", "state_reason": "silent for 31 s"}, "node_unreachable", "ready", "silent for 31 s"),
+    ({}, {"state": "lost"}, "node_lost", "ready", "lost"),
+    ({}, {"state": "enrolling"}, "node_not_ready", "ready", "enrolling"),
+    ({"pool_labels": {"zone": ("a", "b")}}, {"labels": {"zone": "b"}}, None, None, None),
+    ({"pool_labels": {"zone": ("a", "b")}}, {"labels": {"zone": "c"}}, "pool_mismatch", "zone=a|b", "zone=c"),
+    ({"pool_labels": {"zone": ("a",)}}, {}, "pool_mismatch", "zone=a", "no zone"),
+    ({"arch": "amd64"}, {"arch": "x86_64"}, None, None, None),
+    ({"arch": "arm64"}, {"arch": "x86_64"}, "arch_mismatch", "arm64", "x86_64"),
+    ({"arch": "arm64"}, {"arch": None}, "arch_unknown", "arm64", None),
+    ({"cpu_flags": ("avx2", "amx_tile")}, {}, "cpu_flag_missing", "avx2, amx_tile", "amx_tile"),
+    ({"cpu_flags": ("avx2",)}, {"cpu_flags": None}, "cpu_flags_unknown", "avx2", None),
+    ({"engine": "sglang"}, {}, "engine_missing", "sglang", "vllm"),
+    ({}, {"engines": {}}, "engine_missing", "vllm", "none"),
+    ({}, {"engines": None}, "engines_unknown", "vllm", None),
+    ({"engine": "command"}, {"engines": None}, None, None, None),
+    ({"engine_version": "0.32.0"}, {}, None, None, None),
+    ({"engine_version": "0.33.0"}, {}, "engine_version", "vllm 0.33.0", "0.32.0"),
+    ({"engine_version": "0.33.0"}, {"engines": {"vllm": ("",)}}, "engine_version", "vllm 0.33.0", "unknown"),
+    ({"cpus": 8.0}, {"cpus_claimed": 24.0}, None, None, None),
+    ({"cpus": 8.0}, {"cpus_claimed": 25.0}, "cpus", "8 cores", "7 of 32 cores"),
+    ({"cpus": 8.0}, {"cpus": None}, "cpus_unknown", "8 cores", None),
+    ({"memory_mib": 160 * GIB}, {"memory_claimed_mib": 96 * GIB}, None, None, None),
+    ({"memory_mib": 160 * GIB}, {"memory_claimed_mib": 176 * GIB}, "memory", "160 GiB", "80 GiB of 256 GiB"),
+    ({"memory_mib": 512}, {"memory_mib": None}, "memory_unknown", "512 MiB", None),
+    ({}, {"ports": (20000, 20001), "ports_taken": frozenset({20000, 20001})}, "port_range_full", "1 port", "20000-20001"),
+    ({}, {"mgmt_addr": None}, "address_unknown", None, None),
+    ({"shards": 2}, {}, "shards_unsupported", "2", "1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wants", "has", "code", "need", "have"), HOST_RULES)
+def test_host_rule(wants, has, code, need, have):
+    found = refusals(profile(**wants), node(**has))
+    assert [(r.code, r.need, r.have) for r in found] == ([(code, need, have)] if code else [])
+
+
+ONE, TWO = {"gpus": 1}, {"gpus": 2}
+BIG = {"gpus": 1, "gpu_memory_mib": 40 * GIB}
+SHARED = BIG | {"share": True}
+CARD_RULES = [
+    ({"gpus": 0}, [], []),
+    (ONE, [{}], []),
+    (ONE, [], [("gpu_count", "1 card", "0 cards")]),
+    (ONE | {"gpu_class": "A100"}, [{}], [("gpu_class", "A100", "H100")]),
+    (ONE | {"gpu_class": "A100"}, [], [("gpu_count", "1 card of A100", "0 cards")]),
+    (TWO, [{}], [("gpu_count", "2 cards of one class", "1 card (1 H100)")]),
+    (TWO, [{}, {"class_": "A100"}], [("gpu_count", "2 cards of one class", "2 cards (1 A100, 1 H100)")]),
+    (ONE, [{"healthy": False, "problems": ("Xid 79",)}], [("gpu_unhealthy", "1 card", "gpu 0: Xid 79")]),
+    (BIG, [{"memory_mib": 24 * GIB}], [("gpu_memory", "40 GiB", "24 GiB")]),
+    (BIG, [{"memory_mib": None}], [("gpu_memory_unknown", "40 GiB", "gpu 0")]),
+    (ONE, [{"memory_mib": None}], []),
+    (ONE, [{"memory_foreign_mib": None}], [("gpu_foreign_unknown", "1 card", "gpu 0")]),
+    (ONE, [{"memory_foreign_mib": 300}], []),
+    (ONE, [{"memory_foreign_mib": 600}], [("gpu_foreign_use", "1 card", "gpu 0: 600 MiB of 80 GiB held by others")]),
+    (ONE, [{"claims": whole(5)}], [("gpu_taken", "1 card", "0 of 1 card not taken")]),
+    (ONE, [{"claims": (Claim(5, 100),)}], [("gpu_taken", "1 card", "0 of 1 card not taken")]),
+    (SHARED, [{"claims": (Claim(5, 40 * GIB),)}], []),
+    (SHARED, [{"claims": whole(5)}], [("gpu_taken", "1 card with 40 GiB each", "0 of 1 card not taken")]),
+    (SHARED, [{"claims": (Claim(5, 41 * GIB),)}], [("gpu_taken", "1 card with 40 GiB each", "39 GiB of 80 GiB free")]),
+    (SHARED, [{"memory_foreign_mib": 30 * GIB}], []),
+    # Neither two taken nor two unhealthy cards alone stop two of four: together they do, and both say so.
+    (TWO | {"gpus": 3}, [{}, {}, {"claims": whole(5)}, {"healthy": False}],
+     [("gpu_unhealthy", "3 cards of one class", "gpu 3: no cause reported"),
+      ("gpu_taken", "3 cards of one class", "3 of 4 cards not taken")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wants", "has", "expected"), CARD_RULES)
+def test_card_rule(wants, has, expected):
+    cards = tuple(gpu(i, **facts) for i, facts in enumerate(has))
+    found = refusals(profile(**wants), node(gpus=cards))
+    assert [(r.code, r.need, r.have) for r in found] == expected
+
+
+def test_all_rules_speak_and_none_stops_the_others():
+    bad = node(
+        cards=0,
+        state="cordoned",
+        arch=None,
+        cpus=None,
+        memory_mib=None,
+        engines=None,
+        mgmt_addr=None,
+    )
+    found = refusals(profile(arch="arm64", cpus=1.0, memory_mib=1), bad)
+    assert [r.code for r in found] == [
+        Code.NODE_CORDONED, Code.ARCH_UNKNOWN, Code.ENGINES_UNKNOWN, Code.CPUS_UNKNOWN,
+        Code.MEMORY_UNKNOWN, Code.ADDRESS_UNKNOWN, Code.GPU_COUNT,
+    ]  # fmt: skip
+
+
+def test_D01_a_card_with_foreign_memory_is_not_free():
+    card = gpu(memory_foreign_mib=60 * GIB)
+    (reason,) = refusals(profile(gpu_memory_mib=40 * GIB), node(gpus=(card,)))
+    assert reason.code == Code.GPU_FOREIGN_USE
+    assert "60 GiB of 80 GiB held by others" in reason.sentence
+    assert refusals(profile(gpu_memory_mib=40 * GIB), node(gpus=(gpu(),))) == ()
+
+
+def test_D28_each_card_is_checked_with_what_it_has_left():
+    small = {"memory_mib": 24 * GIB}
+    cards = (gpu(0, claims=(Claim(9, 4 * GIB),), **small), gpu(1, **small))
+    split = profile(gpus=2, share=True, gpu_memory_mib=22 * GIB)
+    (reason,) = refusals(split, node(gpus=cards))
+    assert (reason.code, reason.have) == (Code.GPU_TAKEN, "20 GiB of 24 GiB free")
+    cards = (gpu(0, memory_foreign_mib=4 * GIB, **small), gpu(1, **small))
+    (reason,) = refusals(split, node(gpus=cards))
+    assert reason.have == "gpu 0: 4 GiB of 24 GiB held by others"
+
+
+def test_the_lowest_free_port_is_next():
+    assert free_port(node(ports_taken=frozenset({20000, 20002}))) == 20001
+
+
+def test_every_code_has_a_sentence_and_a_phrase():
+    assert set(SENTENCES) == set(PHRASES) == {str(code) for code in Code}
