@@ -1,0 +1,121 @@
+"""`llmgw-agent`: settings, signals, and the order of starting and stopping."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import structlog
+import trio
+
+from agent import __version__
+from agent.address import LOOPBACK, address_towards
+from agent.config import AgentSettings, BadConfig, engine_environment, load
+from agent.door import SqlDoor
+from agent.facts import Facts
+from agent.log import configure
+from agent.loop import Agent
+from agent.machine import Machine
+from agent.shards import Shards
+from agent.state import StateDir, StateDirBusy, node_secret
+from agent.supervise import Site
+from agent.weights import Weights
+from sql.pool import open_pool
+
+if TYPE_CHECKING:
+    from agent.door import Door
+
+log = structlog.get_logger()
+
+
+def build(settings: AgentSettings, door: Door, state: StateDir) -> Agent:
+    """An agent out of its settings; blocks for a name look-up when no address is set."""
+    address = settings.mgmt_addr or address_towards(settings.database.url.get_secret_value())
+    env = engine_environment()
+    site = Site(
+        node=settings.node,
+        state=state,
+        weights=Weights(settings.weights_path.resolve(), env, settings.weights_reserve),
+        env=env,
+        engine_paths=settings.engine_paths,
+    )
+    shards = Shards(site, address or LOOPBACK)
+    machine = Machine(settings.probe_config(address))
+    return Agent(
+        node=settings.node,
+        secret=node_secret(settings.secret_path),
+        enrolment_token=settings.token(),
+        door=door,
+        state=state,
+        shards=shards,
+        facts=Facts(machine, settings.weights_path, shards.sources),
+        engine_log_bytes=settings.engine_log_size,
+    )
+
+
+async def serve(settings: AgentSettings, state: StateDir) -> None:
+    """Run until SIGTERM or SIGINT."""
+    async with open_pool(settings.database, f"llmgw-agent {settings.node}") as pool:
+        agent = await trio.to_thread.run_sync(build, settings, SqlDoor(pool), state)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(agent.run)
+                log.info("agent runs", state_dir=str(state.path), version=__version__)
+                async for number in signals:
+                    log.info("signal", name=signal.Signals(number).name)
+                    break
+                await agent.shut_down(keep=settings.on_exit == "keep")
+                nursery.cancel_scope.cancel()
+
+
+def _labels(pairs: tuple[str, ...]) -> dict[str, str] | None:
+    return dict(pair.split("=", 1) for pair in pairs) if pairs else None
+
+
+def _check_label(_: Any, __: Any, value: tuple[str, ...]) -> tuple[str, ...]:
+    for pair in value:
+        if "=" not in pair:
+            raise click.BadParameter(f"{pair} is not name=value")
+    return value
+
+
+@click.command()
+@click.option("--config", "path", type=click.Path(path_type=Path), help="agent.toml to read.")
+@click.option("--node", help="Name of this node; the host's name by default.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Folder of secret, state, logs.")
+@click.option("--weights-dir", type=click.Path(path_type=Path), help="Folder of downloads.")
+@click.option("--enrolment-token-file", type=click.Path(path_type=Path), help="For a new node.")
+@click.option("--mgmt-addr", help="Address under which routers reach engines here.")
+@click.option("--ports", help="Ports for engines, as 20000-20999.")
+@click.option("--label", "labels", multiple=True, callback=_check_label, help="name=value.")
+@click.option("--on-exit", type=click.Choice(["keep", "stop"]), help="Engines at the agent's end.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning"]))
+@click.version_option(__version__)
+def main(path: Path | None, labels: tuple[str, ...], **flags: Any) -> None:
+    """Run inference engines on this node as Postgres says.
+
+    The database URL comes from LLMGW_DATABASE_URL or agent.toml, the enrolment token from
+    LLMGW_ENROLMENT_TOKEN or a file: flags can be read by every user of the machine.
+    """
+    try:
+        settings = load(path, {**flags, "labels": _labels(labels)})
+        state = StateDir(settings.state_dir)
+    except (BadConfig, StateDirBusy, OSError) as error:
+        click.echo(f"llmgw-agent: {error}", err=True)
+        sys.exit(1 if isinstance(error, StateDirBusy) else 2)
+    file = configure(state.agent_log, settings.node, settings.log_level)
+    try:
+        trio.run(serve, settings, state)
+    except BadConfig as error:
+        click.echo(f"llmgw-agent: {error}", err=True)
+        sys.exit(2)
+    finally:
+        state.close()
+        file.close()
+
+
+if __name__ == "__main__":
+    main()

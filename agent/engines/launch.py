@@ -1,0 +1,107 @@
+"""What every engine is given and gives back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.assignment import Assignment
+    from agent.readiness import Check
+
+
+class CannotLaunch(Exception):
+    """The engine cannot be started from this assignment here; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the node offers: where the weights lie and where programs are."""
+
+    source_path: Path | None
+    """The file or folder of the weights; None when the assignment names no source."""
+    engine_paths: Mapping[str, str] = field(default_factory=dict)
+    """Programs by engine or engine@version, from the settings."""
+    search_path: str = os.defpath
+    """PATH to look programs up in."""
+
+    def program(self, a: Assignment, *names: str) -> str | None:
+        """The program of an engine: the one set for its version, for it, or the first in PATH."""
+        for key in (f"{a.engine}@{a.engine_version}", a.engine):
+            if key in self.engine_paths:
+                return self._executable(key, self.engine_paths[key])
+        found = (shutil.which(name, path=self.search_path) for name in names)
+        return next((path for path in found if path), None)
+
+    def _executable(self, key: str, path: str) -> str:
+        if not os.access(path, os.X_OK) or not Path(path).is_file():
+            raise CannotLaunch(
+                f"engine_paths: {key} is {path}, which is no program that can be run"
+            )
+        return path
+
+    def weights(self, a: Assignment) -> Path:
+        """Where the weights are; CannotLaunch when the model has no source."""
+        if self.source_path is None:
+            raise CannotLaunch(f"model {a.model} has no source, and {a.engine} needs its weights")
+        return self.source_path
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command as a list, and what it adds to the environment."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """A translation from assignment to process."""
+
+    running_metric: str | None
+    """Name of the metric of running requests on /metrics; None when the engine has none."""
+    waiting_metric: str | None
+    """Name of the metric of waiting requests."""
+
+    def launch(self, a: Assignment, place: Place) -> Launch:
+        """The command; raises CannotLaunch."""
+        ...
+
+    def check(self, a: Assignment) -> Check:
+        """When it is ready."""
+        ...
+
+
+def devices(a: Assignment) -> dict[str, str]:
+    """Only the cards given: by UUID, because indexes change with a reboot; none when none."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in a.gpus)}
+
+
+def option(args: tuple[str, ...], *names: str) -> str | None:
+    """The value an option has in a list of arguments (`-x v` or `--x=v`), or None."""
+    for position, item in enumerate(args):
+        if item in names and position + 1 < len(args):
+            return args[position + 1]
+        name, given, value = item.partition("=")
+        if given and name in names:
+            return value
+    return None
+
+
+def has_option(args: tuple[str, ...], *names: str) -> bool:
+    """Whether a profile sets one of these options itself."""
+    return any(item.partition("=")[0] in names for item in args)
+
+
+def single_node(a: Assignment) -> None:
+    """Refuse a replica over several nodes: the assignment names no meeting point of its shards."""
+    if a.shards > 1:
+        raise CannotLaunch(
+            f"shard {a.shard} is one of {a.shards} of replica {a.replica}: this agent runs "
+            f"{a.engine} on one node only; use a profile with shards = 1"
+        )

@@ -1,0 +1,143 @@
+"""Download one file over HTTP with resume, size check and, where given, a checksum.
+
+Runs in the child process of agent.fetch; blocking by design.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+READ_TIMEOUT_S = 30
+TRIES = 5
+"""Tries in a row that brought no byte; any progress starts the count again."""
+BLOCK = 1 << 20
+
+
+class FetchError(Exception):
+    """The download failed for good; the message says which, why and what to do."""
+
+
+def fetch_file(
+    url: str,
+    path: Path,
+    sha256: str | None,
+    room: Callable[[int | None], None],
+    progress: Callable[[int, int | None], None],
+) -> None:
+    """Bring a URL to `path`. Bytes already in `path.part` are kept when the server still has them.
+
+    Raises FetchError; `room` is called with the bytes still to come before any is written.
+    """
+    part = path.with_name(path.name + ".part")
+    failures = 0
+    while True:
+        before = _size(part)
+        try:
+            total = _attempt(url, part, room, progress)
+            break
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in (408, 429):
+                raise FetchError(f"{url} answers {error.code} {error.reason}") from error
+            reason: Exception = error
+        except (OSError, HTTPException) as error:
+            if getattr(error, "errno", None) == 28:  # ENOSPC: trying again brings no space
+                raise
+            reason = error
+        failures = failures + 1 if _size(part) <= before else 1
+        if failures >= TRIES:
+            raise FetchError(f"{url} failed {failures} times without progress: {reason}")
+        time.sleep(min(30.0, 0.5 * 2**failures))
+    _verify(part, total, sha256, url)
+    part.replace(path)
+    _facts(part).unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _facts(part: Path) -> Path:
+    return part.with_name(part.name + ".json")
+
+
+def _validator(part: Path) -> str | None:
+    try:
+        found = json.loads(_facts(part).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _attempt(
+    url: str,
+    part: Path,
+    room: Callable[[int | None], None],
+    progress: Callable[[int, int | None], None],
+) -> int | None:
+    """One connection: the rest of the file. The full size, None when the server does not say."""
+    have, validator = _size(part), _validator(part)
+    if have and not validator:
+        have = 0  # the file may have changed meanwhile: half of each would be worse than waiting
+    request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})  # noqa: S310
+    if have and validator:
+        request.add_header("Range", f"bytes={have}-")
+        request.add_header("If-Range", validator)
+    try:
+        answer = urllib.request.urlopen(request, timeout=READ_TIMEOUT_S)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        part.unlink()  # more bytes here than there: start over
+        return _attempt(url, part, room, progress)
+    with answer:
+        start = have if answer.status == 206 else 0
+        length = answer.headers.get("Content-Length")
+        total = None if length is None else start + int(length)
+        room(None if length is None else int(length))
+        tag = answer.headers.get("ETag") or ""
+        valid = tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified")
+        _facts(part).write_text(json.dumps(valid))
+        _copy(answer, part, start, total, progress)
+    return total
+
+
+def _copy(
+    answer: Any,
+    part: Path,
+    start: int,
+    total: int | None,
+    progress: Callable[[int, int | None], None],
+) -> None:
+    with part.open("r+b" if start else "wb") as file:
+        file.seek(start)
+        done = start
+        while block := answer.read(BLOCK):
+            file.write(block)
+            done += len(block)
+            progress(done, total)
+    if total is not None and done < total:
+        raise HTTPException(f"the connection ended after {done} of {total} bytes")
+
+
+def _verify(part: Path, total: int | None, sha256: str | None, url: str) -> None:
+    size = _size(part)
+    if total is not None and size != total:
+        part.unlink()
+        raise FetchError(f"{url}: {size} bytes came and {total} were announced")
+    if sha256 is None:
+        return
+    with part.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        part.unlink()  # never served, and never taken for a good beginning (case D25)
+        raise FetchError(f"{url}: its sha256 is {found} and {sha256} was expected; removed")

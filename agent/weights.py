@@ -1,0 +1,138 @@
+"""Weights of models on this node: find them, bring them, list them.
+
+Each download is a child process (agent.fetch) with progress; it ends when its shard no longer
+wants it or the agent ends, and what it brought stays for the next try. Called by supervise (ensure)
+and facts (weights_on_disk).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from subprocess import PIPE
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from agent.source import NOTE, BadSource, Source, parse_source, read_note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+RESERVE_BYTES = 1 << 30
+"""Stays free on the disk of the weights: logs, state and a database may live there too."""
+LINE_BYTES = 64 * 1024
+ROOT = Path(__file__).parent.parent
+
+
+class NoWeights(Exception):
+    """The weights of a model are not here and cannot be brought; the message says why."""
+
+
+class Weights:
+    """The weights directory of a node. `env` is the environment for downloads (proxies, HF_*)."""
+
+    def __init__(
+        self, folder: Path, env: Mapping[str, str], reserve_bytes: int = RESERVE_BYTES
+    ) -> None:
+        self.folder = folder
+        path = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+        self._env = {**env, "PYTHONPATH": path, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        self._reserve = reserve_bytes
+
+    async def ensure(self, text: str, progress: Callable[[dict[str, Any]], None]) -> Path:
+        """The file or folder of a source, brought here when it is not; raises NoWeights.
+
+        `progress` gets {"source", "bytes_done", "bytes_total"?} while a download runs.
+        """
+        try:
+            source = parse_source(text)
+        except BadSource as error:
+            raise NoWeights(str(error)) from error
+        if source.kind == "file":
+            path = source.path or Path()
+            if not await trio.to_thread.run_sync(path.exists):
+                raise NoWeights(f"{text} does not exist on this node: put it there or fix source")
+            return path
+        complete = await trio.to_thread.run_sync(self._complete, source)
+        return complete or await self._download(source, progress)
+
+    def _complete(self, source: Source) -> Path | None:
+        folder = source.folder(self.folder)
+        single = source.file_name if source.kind == "http" else source.file
+        path = folder / single if single else folder
+        return path if read_note(folder).get("complete") and path.exists() else None
+
+    async def _download(self, source: Source, progress: Callable[[dict[str, Any]], None]) -> Path:
+        job = {
+            "source": source.text,
+            "weights_dir": str(self.folder),
+            "reserve_bytes": self._reserve,
+        }
+        child = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "agent.fetch"],
+            stdin=PIPE,
+            stdout=PIPE,
+            env=self._env,
+            start_new_session=True,
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            await child.stdin.send_all(json.dumps(job).encode() + b"\n")
+            return await _outcome(child.stdout, source, progress)
+        finally:
+            child.kill()  # no effect when it has ended by itself
+            with trio.CancelScope(shield=True):
+                await child.wait()
+                await child.stdin.aclose()
+                await child.stdout.aclose()
+
+
+async def _outcome(
+    lines: trio.abc.ReceiveStream, source: Source, progress: Callable[[dict[str, Any]], None]
+) -> Path:
+    """Follow a download to its last word."""
+    rest = b""
+    while data := await lines.receive_some(LINE_BYTES):
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            said = json.loads(line)
+            if "path" in said:
+                return Path(said["path"])
+            if "error" in said:
+                raise NoWeights(said["error"])
+            progress({"source": source.text, **said})
+        if len(rest) > LINE_BYTES:
+            break
+    raise NoWeights(f"the download of {source.text} ended without a word: it was killed or crashed")
+
+
+def weights_on_disk(folder: Path, file_sources: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Every source below the weights directory, and the local files in use. Blocks; no network."""
+    found: list[dict[str, Any]] = []
+    for note_path in sorted(folder.glob(f"*/*/{NOTE}")):
+        note = read_note(note_path.parent)
+        if isinstance(note.get("source"), str):
+            found.append(
+                {
+                    "source": note["source"],
+                    "path": str(note_path.parent),
+                    "bytes": _bytes(note_path.parent),
+                    "complete": bool(note.get("complete")),
+                }
+            )
+    for text in sorted(set(file_sources)):
+        path = parse_source(text).path
+        if path is not None and path.exists():
+            size = _bytes(path)
+            found.append({"source": text, "path": str(path), "bytes": size, "complete": True})
+    return found
+
+
+def _bytes(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
