@@ -125,11 +125,8 @@ class ClientConnection(Connection):
             self.send(CONTINUE)
 
     def _refuse_fault(self, fault: ApiError) -> None:
-        request = self._reader.current or Request()
-        self._exchange = Exchange(self._core, self, request)
-        admitted = admit(self._core, request) if request.method else fault
-        early = admitted if isinstance(admitted, ApiError) and admitted.status == 401 else fault
-        self._exchange.refuse(early)
+        self._exchange = Exchange(self._core, self, self._reader.current or Request())
+        self._exchange.refuse_head(fault)
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -177,6 +174,13 @@ class ClientConnection(Connection):
         if self._exchange is None and not self._reader.busy and self.out is None:
             self.close()
             self._core.clients.discard(self)
+
+    def cut(self, error: ApiError) -> None:
+        """The process ends: tell the client what can be told, then close."""
+        if self._exchange is not None:
+            self._exchange.cut(error)
+        self.close()
+        self._core.clients.discard(self)
 
     def _shut(self) -> None:
         """Everything is sent. With request bytes still coming, a plain close would be a reset

@@ -132,6 +132,14 @@ class Exchange(Timed):
         else:
             self._find_model(self._request.body)
 
+    def refuse_head(self, fault: ApiError) -> None:
+        """The body is not here and will not be read; a bad key is told before anything else."""
+        admitted = admit(self._core, self._request) if self._request.method else fault
+        if not isinstance(admitted, ApiError):
+            self._route, self._key = admitted
+        known = isinstance(admitted, ApiError) and admitted.status == errors.BAD_KEY.status
+        self.refuse(errors.BAD_KEY if known else fault)
+
     def _inflated(self, result: bytes | ApiError | None) -> None:
         if self._state is not State.INFLATING:
             return  # the client left meanwhile
@@ -369,6 +377,14 @@ class Exchange(Timed):
         else:
             tokens = relay.tokens() if relay is not None else UNKNOWN
             self._settle("client_closed", CLIENT_CLOSED, code, tokens)
+
+    def cut(self, error: ApiError) -> None:
+        """End this request now because the process ends; the client is told as well as can be."""
+        self._drop_upstream()
+        if self._relay is None:
+            self.refuse(error)
+        else:
+            self._broken(error)
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error of ours; the client has seen nothing yet."""

@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from controller.router.core import Core
+from controller.router.errors import draining
 from controller.router.listener import Listener, bind
 from controller.router.refresh import Refresher
 from controller.router.report import Reporter
@@ -184,6 +185,8 @@ async def _drain(core: Core, listener: Listener) -> None:
             await trio.sleep(core.deadlines.step / 2)
     if core.exchanges:
         log.warning("requests cut at the end of the drain", requests=core.exchanges)
+    for client in list(core.clients):
+        client.cut(draining())
 
 
 async def _flush_last(reporter: Reporter) -> None:

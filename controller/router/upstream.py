@@ -69,7 +69,8 @@ class UpstreamConnection(Connection):
 
     __slots__ = (
         "_body", "_complete", "_connecting", "_deadlines", "_extra", "_got", "_head", "_headers",
-        "_length", "_parser", "_paused", "_timeouts", "_total_due", "_until_close", "_waiting",
+        "_keep", "_length", "_parser", "_paused", "_timeouts", "_total_due", "_until_close",
+        "_waiting",
         "owner", "pool", "reused",
     )  # fmt: skip
 
@@ -100,6 +101,7 @@ class UpstreamConnection(Connection):
         self._waiting = True  # for the head
         self._got = False
         self._complete = False
+        self._keep = False
         self._until_close = False
         self._extra = False
         self._paused = False
@@ -204,7 +206,7 @@ class UpstreamConnection(Connection):
 
     def _release(self) -> None:
         self.owner = None
-        reusable = self._parser.should_keep_alive() and self.out is None and not self._extra
+        reusable = self._keep and self.out is None and not self._extra
         self.reused = True
         if self.pool.take_back(self, reusable=reusable):
             self._deadlines.set(self, time.monotonic() + self._timeouts.upstream_idle_s)
@@ -247,6 +249,7 @@ class UpstreamConnection(Connection):
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
             self._complete = True
+            self._keep = self._parser.should_keep_alive()  # known here only
 
 
 def begin_connecting(address: tuple[object, ...], family: int) -> socket.socket:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import trio
 
 from controller.router import RouterConfig, StaticEndpoint, StaticKey, Timeouts, run_router
 from tests.fake_engine import FakeEngine
@@ -15,6 +14,8 @@ from tests.router.wire import Answer, Wire, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    import trio
 
     from controller.router.core import Core
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.router.conftest import House
 from tests.router.wire import until
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
 
 
 async def leave_and_look(house: House, how: dict[str, Any], *, stream: bool, first: bool) -> None:
@@ -18,7 +20,7 @@ async def leave_and_look(house: House, how: dict[str, Any], *, stream: bool, fir
     engine = house.engines[0]
     wire = await house.wire()
     await wire.chat(stream=stream, headers={"x_fake": json.dumps(how)})
-    record = (await until(lambda: engine.chats()))[0]
+    record = (await until(engine.chats))[0]
     if first:
         await wire.until(b"tok0")
     left = time.monotonic()

@@ -121,6 +121,15 @@ class Wire:
             raise ShortAnswer(body + getattr(error, "body", b""), error) from error
         return Answer(status, headers, body)
 
+    async def answer_from_chunks(self) -> bytes:
+        """The last 64 KiB of a stream whose beginning was read already, chunk marks taken out."""
+        while not self.buffer.endswith(b"\r\n0\r\n\r\n"):
+            with trio.fail_after(PATIENCE_S):
+                if not await self.more():
+                    raise ShortAnswer(self.buffer)
+            self.buffer = self.buffer[-65536:]
+        return self.buffer[: -len(b"\r\n0\r\n\r\n")]
+
     async def closed(self) -> bool:
         """Whether the router closes the connection without another byte."""
         with trio.fail_after(PATIENCE_S):

@@ -1,0 +1,342 @@
+"""Engines that fail: honest statuses, no silent short answers, and no work done twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+import trio
+
+from tests import fake_engine
+from tests.fake_engine import FakeEngine
+from tests.router.wire import ShortAnswer, until
+from tests.tcp_proxy import TcpProxy
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
+
+# -- in the middle of a stream -------------------------------------------------------------------
+
+
+async def kill_variant(house: House) -> subprocess.Popen[str]:
+    command = [sys.executable, fake_engine.__file__]
+    how = json.dumps({"tokens": 9, "die_at": 3, "die": "kill"})
+    child = subprocess.Popen([*command, "--default", how], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    port = json.loads(child.stdout.readline())["port"]
+    await house.start(f"http://127.0.0.1:{port}")
+    return child
+
+
+@pytest.mark.parametrize("die", ["rst", "fin"])
+async def test_A07_engine_dies_mid_stream(house: House, die: str) -> None:
+    house.engine(tokens=9, die_at=3, die=die)
+    await house.start()
+    wire = await house.wire()
+    await wire.chat(stream=True)
+    answer = await wire.answer()
+    check_told(answer.events)
+    assert await wire.closed()
+    await check_partial(house)
+
+
+async def test_A07_engine_is_killed_mid_stream(house: House) -> None:
+    child = await kill_variant(house)
+    try:
+        wire = await house.wire()
+        await wire.chat(stream=True)
+        answer = await wire.answer()
+        check_told(answer.events)
+        assert await wire.closed()
+        await check_partial(house)
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def check_told(events: list[str]) -> None:
+    *tokens, error, done = events
+    assert len(tokens) == 3
+    assert done == "[DONE]"
+    told = json.loads(error)["error"]
+    assert set(told) == {"message", "type", "param", "code"}
+    assert told["code"] == "upstream_failed"
+
+
+async def check_partial(house: House) -> None:
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("partial", "upstream_failed")
+    await until(house.idle)
+    assert len(house.rows) == 1
+
+
+async def test_A07_the_sdk_raises(house: House) -> None:
+    house.engine(tokens=9, die_at=3, die="rst")
+    await house.start()
+
+    def read() -> str:
+        url = f"http://127.0.0.1:{house.port}/v1"
+        text = ""
+        with openai.OpenAI(base_url=url, api_key="sk-test", max_retries=0) as client:
+            with pytest.raises(openai.APIError) as raised:
+                for chunk in client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "x"}], stream=True
+                ):
+                    text += chunk.choices[0].delta.content or ""
+            assert raised.value.code == "upstream_failed"
+        return text
+
+    assert await trio.to_thread.run_sync(read) == "tok0 tok1 tok2 "
+
+
+async def test_A07_a_stream_in_good_framing_without_its_end_is_told(house: House) -> None:
+    house.engine(raw='data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert json.loads(answer.events[1])["error"]["code"] == "upstream_failed"
+    assert (await house.row())["status"] == "partial"
+
+
+async def test_a_stream_that_ends_without_done_but_finished_is_ok(house: House) -> None:
+    house.engine(done=False)  # transformers serve never says [DONE]
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert answer.events[-1] != "[DONE]"
+    assert len(answer.events) == 3
+    assert (await house.row())["status"] == "ok"
+
+
+async def test_dying_after_done_is_no_failure(house: House) -> None:
+    house.engine(framing="close")
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert answer.events[-1] == "[DONE]"
+    assert (await house.row())["status"] == "ok"
+
+
+# -- errors inside a 200 -------------------------------------------------------------------------
+
+
+async def test_A08_an_error_event_first_becomes_its_status(house: House) -> None:
+    error = {"error": {"message": "capacity", "code": 503, "type": "busy"}, "choices": []}
+    house.engine(error_first=error)
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert answer.status == 503
+    assert answer.json["error"]["message"] == "capacity"
+    assert answer.headers["retry-after"].isdigit()
+    row = await house.row()
+    assert (row["status"], row["http_status"]) == ("error", 503)
+    assert "completion_tokens" not in row
+    await until(house.idle)
+
+
+async def test_A08_an_error_event_later_passes_and_counts(house: House) -> None:
+    house.engine(error_at=2)
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert answer.status == 200
+    assert json.loads(answer.events[2])["error"]["message"] == "engine broke"
+    assert answer.events[-1] == "[DONE]"
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("partial", "upstream_error_event")
+    assert "completion_tokens" not in row
+
+
+async def test_an_engine_that_aborts_is_partial_though_it_looks_complete(house: House) -> None:
+    event = {"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}
+    raw = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+    house.engine(raw=raw)
+    await house.start()
+    assert (await house.ask(stream=True)).body == raw.encode()
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("partial", "engine_aborted")
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 429, 500, 503])
+async def test_the_engines_own_errors_pass_unchanged(house: House, status: int) -> None:
+    house.engine(status=status, body={"error": "as it is"})
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert answer.status == status
+    assert answer.json == {"error": "as it is"}
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("error", f"upstream_{status}")
+
+
+# -- plain answers cut short ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("die", ["rst", "fin"])
+async def test_H14_a_cut_plain_answer_is_an_abort(house: House, framing: str, die: str) -> None:
+    house.engine(framing=framing, die_at=40, die=die, first_delay=0.05)
+    await house.start()
+    wire = await house.wire()
+    await wire.chat()
+    with pytest.raises(ShortAnswer):
+        await wire.answer()
+    row = await house.row()
+    assert row["status"] in ("partial", "error")
+    await until(house.idle)
+
+
+# -- connections ---------------------------------------------------------------------------------
+
+
+async def test_A13_an_idle_connection_that_died_is_replaced(house: House) -> None:
+    house.engine(close_after=True)
+    await house.start()
+    for _ in range(20):
+        assert (await house.ask()).status == 200
+    assert {row["status"] for row in house.rows} == {"ok"}
+
+
+async def test_A13_a_restart_between_requests_is_not_seen(house: House) -> None:
+    engine = house.engine()
+    await house.start()
+    assert (await house.ask()).status == 200
+    engine.stop()
+    started = trio.Event()
+
+    async def restart() -> None:
+        await trio.sleep(0.25)
+        engine.start()
+        started.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(restart)
+        assert (await house.ask()).status == 200
+    assert house.core.stats.retries["connect_failed"] >= 1
+
+
+async def test_A14a_zero_bytes_on_a_reused_connection_is_sent_again_once(house: House) -> None:
+    engine = house.engine(close="reused")
+    await house.start()
+    for _ in range(3):
+        assert (await house.ask()).status == 200
+    assert house.core.stats.retries == {"stale_connection": 2}
+    assert len(engine.chats()) == 5
+    assert [row["attempts"] for row in house.rows] == [1, 2, 2]
+
+
+async def test_A14b_zero_bytes_on_new_connections_hit_two_engines_at_most(house: House) -> None:
+    house.engine(close="always")
+    house.engine(close="always")
+    house.engine(close="always")
+    await house.start()
+    answer = await house.ask()
+    assert (answer.status, answer.code) == (502, "upstream_failed")
+    assert sum(len(engine.chats()) for engine in house.engines) == 2
+    assert max(len(engine.chats()) for engine in house.engines) == 1
+
+
+async def test_A14b_the_other_engine_answers(house: House) -> None:
+    house.engine(close="always")
+    house.engine()
+    await house.start()
+    for _ in range(8):
+        assert (await house.ask()).status == 200
+    assert house.core.stats.retries["closed_unanswered"] >= 1
+
+
+@pytest.mark.parametrize("how", [{"die_at": 0, "first_delay": 0.05}, {"die_at": 1, "gap": 0.02}])
+async def test_A14cd_nothing_is_sent_again_after_a_head(house: House, how: dict[str, Any]) -> None:
+    house.engine(tokens=5, **how)
+    house.engine(tokens=5, **how)
+    await house.start()
+    await house.ask(stream=True)
+    assert sum(len(engine.chats()) for engine in house.engines) == 1
+
+
+async def test_a_refused_connection_goes_to_another_replica(house: House) -> None:
+    engine = house.engine()
+    with FakeEngine() as dead:
+        pass
+    await house.start(dead.url, engine.url)
+    for _ in range(10):
+        assert (await house.ask()).status == 200
+    assert house.core.stats.upstream_failures[("e0", "connect_failed")] >= 1
+
+
+async def test_nobody_listens_is_a_502_soon(house: House, quick: Any) -> None:
+    with FakeEngine() as dead:
+        pass
+    await house.start(dead.url, timeouts=quick)
+    answer = await house.ask()
+    assert (answer.status, answer.code) == (502, "upstream_failed")
+
+
+@pytest.mark.parametrize(
+    ("how", "stream"),
+    [({"delay": 3}, False), ({"first_delay": 3}, True), ({"tokens": 3, "gap": 3}, True)],
+)
+async def test_slow_engines_are_timeouts(
+    house: House, quick: Any, how: dict[str, Any], stream: bool
+) -> None:
+    house.engine(**how)
+    await house.start(timeouts=quick)
+    answer = await house.ask(stream=stream)
+    if "gap" in how:
+        assert json.loads(answer.events[1])["error"]["code"] == "upstream_timeout"
+        assert (await house.row())["status"] == "partial"
+    else:
+        assert (answer.status, answer.code) == (504, "upstream_timeout")
+    await until(house.idle)
+
+
+async def test_a_blackholed_engine_is_a_timeout(house: House, quick: Any) -> None:
+    engine = house.engine()
+    with TcpProxy(engine.port, mode="blackhole") as proxy:
+        await house.start(proxy.url, timeouts=quick)
+        assert (await house.ask()).status == 504
+
+
+async def test_no_http_at_all_is_a_502(house: House) -> None:
+    async def rubbish(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(65536)
+            await stream.send_all(b"SSH-2.0-OpenSSH_9\r\n")
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, rubbish, 0)
+        port = listeners[0].socket.getsockname()[1]
+        await house.start(f"http://127.0.0.1:{port}")
+        assert (await house.ask()).status == 502
+        nursery.cancel_scope.cancel()
+    await until(house.idle)
+
+
+@pytest.mark.slow
+async def test_H08_reset_timeout_and_leaving_at_once_map_to_a_status(
+    house: House, quick: Any
+) -> None:
+    engine = house.engine(delay=0.35)
+    with TcpProxy(engine.port) as proxy:
+        await house.start(proxy.url, timeouts=quick)
+        statuses = []
+
+        async def one(number: int) -> None:
+            wire = await house.wire()
+            await wire.chat()
+            if number % 3 == 0:
+                await trio.sleep(0.3)
+                wire.close()
+                return
+            statuses.append((await wire.answer()).status)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(60):
+                nursery.start_soon(one, number)
+            await until(lambda: len(engine.chats()) >= 60)
+            await trio.sleep(0.3)
+            proxy.reset()
+    assert set(statuses) <= {200, 502, 504}
+    assert len(statuses) == 40
+    await until(house.idle)
+    assert {row["http_status"] for row in house.rows} <= {200, 499, 502, 504}
+    assert len(house.rows) == 60

@@ -1,0 +1,253 @@
+"""The process around the reactor: draining, the stats socket, refreshing, reporting."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from controller.router import RouterConfig, StaticEndpoint, Timeouts, run_router
+from controller.router.server import supervise
+from tests.router.wire import Wire, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fake_engine import FakeEngine
+    from tests.router.conftest import House
+
+QUERIES = {
+    name: name
+    for name in (
+        "route_now", "route_keys", "route_models", "route_replicas", "usage_flush", "router_report",
+    )
+}  # fmt: skip
+
+
+async def test_stopping_lets_requests_finish(house: House) -> None:
+    house.engine(tokens=3, gap=0.15)
+    await house.start()
+    idle, busy = await house.wire(), await house.wire()
+    assert (await idle.get("/healthz")).status == 200
+    await busy.chat(stream=True)
+    await busy.until(b"tok0")
+    house.running.stop()
+    assert await idle.closed()
+    with pytest.raises(OSError, match="all attempts"):
+        while True:
+            (await Wire.open(house.port)).close()
+            await trio.sleep(0.01)
+    await busy.until(b"[DONE]")
+    await busy.until(b"0\r\n\r\n")
+    assert await busy.closed()
+    assert (await house.row())["status"] == "ok"
+
+
+async def test_draining_has_an_end(house: House, quick: Any) -> None:
+    from dataclasses import replace
+
+    house.engine(delay=20)
+    await house.start(timeouts=replace(quick, drain_s=0.2, headers_s=30.0))
+    wire = await house.wire()
+    await wire.chat()
+    await until(lambda: house.core.exchanges)
+    house.running.stop()
+    answer = await wire.answer()
+    assert (answer.status, answer.code) == (503, "shutting_down")
+    assert await wire.closed()
+    await until(lambda: house.engines[0].records[0].closed)
+    assert (await house.row())["error_code"] == "shutting_down"
+
+
+async def test_sigterm_drains_and_returns(nursery: trio.Nursery, engine: FakeEngine) -> None:
+    config = RouterConfig("127.0.0.1", 0, endpoints=(StaticEndpoint("e", engine.url, ("m",)),))
+    running = await nursery.start(run_router, config)
+    wire = await Wire.open(running.port)
+    assert (await wire.get("/v1/models", key=None)).status == 200  # no keys: open to all
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await wire.closed()
+    wire.close()
+
+
+async def test_the_stats_socket_tells_everything(house: House, tmp_path: Path) -> None:
+    path = tmp_path / "stats"
+    await house.start(stats_socket=str(path))
+    await house.ask(stream=True)
+    await house.ask(model="nope")
+    async with await trio.open_unix_socket(path) as stream:
+        data = b"".join([piece async for piece in stream])
+    told = json.loads(data)
+    assert ["m", "chat.completions", 200, 1] in told["requests"]
+    assert ["m", "out", 3] in told["tokens"]
+    assert told["refusals"] == [["model_not_found", 1]]
+    assert told["replicas"] == [["e0", 0]]
+    assert told["in_flight"] == [["m", 0]]
+    assert told["ttft"][0][1]["count"] == 1
+    assert told["ready"] is True
+
+
+class Shelf:
+    """A stand-in for Postgres: answers named queries from its fields, or is away."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.away = False
+        self.written: list[dict[str, Any]] = []
+        self.reports: list[Any] = []
+        self.keys = [self.key("k", "sk-test", expires_at=None)]
+        self.models = [{"name": "m", "aliases": ["short"], "fallbacks": []}]
+        self.replicas = [
+            {"replica_id": 5, "model": "m", "state": "ready", "endpoint": engine.url,
+             "node_id": "n"},
+            {"replica_id": 6, "model": "m", "state": "starting", "endpoint": None,
+             "node_id": "n"},
+        ]  # fmt: skip
+
+    @staticmethod
+    def key(name: str, secret: str, expires_at: float | None) -> dict[str, Any]:
+        digest = sha256(secret.encode()).digest()
+        return {"id": name, "hash": digest, "models": None, "expires_at": expires_at}
+
+    async def fetch(self, sql: str, *args: Any) -> list[Any]:
+        await self._reach()
+        tables = {
+            "route_keys": self.keys, "route_models": self.models, "route_replicas": self.replicas,
+        }  # fmt: skip
+        return tables[sql]
+
+    async def fetchval(self, sql: str, *args: Any) -> Any:
+        await self._reach()
+        if sql == "usage_flush":
+            self.written += args[0]
+            return len(args[0])
+        if sql == "router_report":
+            self.reports.append(args)
+        return 1000.0
+
+    async def _reach(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.away:
+            raise ConnectionError("the database is away")
+
+
+async def start_on(shelf: Shelf, nursery: trio.Nursery, **times: float) -> tuple[Any, Any]:
+    hints: list[Any] = []
+
+    async def listen(on_hint: Any, on_reconnect: Any) -> None:
+        hints.append(on_hint)
+        await trio.sleep_forever()
+
+    config = RouterConfig(
+        "127.0.0.1",
+        0,
+        handle_signals=False,
+        timeouts=Timeouts(**{"refresh_s": 30.0, "flush_s": 0.02, **times}),
+    )
+    running = await nursery.start(run_router, config, shelf, QUERIES, listen)
+    await until(lambda: running.core.table_loaded_at and hints)
+    return running, hints[0]
+
+
+async def ask(port: int, key: str = "sk-test", model: str = "m") -> int:
+    wire = await Wire.open(port)
+    await wire.post("/v1/chat/completions", {"model": model, "messages": []}, key=key)
+    status = (await wire.answer()).status
+    wire.close()
+    return status
+
+
+async def test_routes_keys_and_usage_live_in_the_database(
+    nursery: trio.Nursery, engine: FakeEngine
+) -> None:
+    shelf = Shelf(engine)
+    running, hint = await start_on(shelf, nursery)
+    assert await ask(running.port, model="short") == 200
+    await until(lambda: shelf.written)
+    row = shelf.written[0]
+    assert (row["key_id"], row["replica_id"], row["status"]) == ("k", 5, "ok")
+    assert row["age_ms"] >= 0
+    await until(lambda: shelf.reports[-1][1][0].get("last_used_age_ms") is not None)
+    assert shelf.reports[-1][1][0]["in_flight"] == 0
+
+    shelf.keys = [Shelf.key("k2", "sk-new", expires_at=1000.3)]
+    hint("")
+    await until(lambda: running.core.keys.find(b"Bearer sk-new"))
+    assert await ask(running.port) == 401
+    assert await ask(running.port, "sk-new") == 200
+    await until(lambda: running.core.keys.find(b"Bearer sk-new") is None)  # expires by itself
+    assert await ask(running.port, "sk-new") == 401
+    running.stop()
+
+
+async def test_a_draining_replica_gets_nothing_new(
+    nursery: trio.Nursery, engine: FakeEngine
+) -> None:
+    shelf = Shelf(engine)
+    running, hint = await start_on(shelf, nursery)
+    wire = await Wire.open(running.port)
+    how = {"tokens": 4, "gap": 0.1}
+    await wire.post("/v1/chat/completions", {"model": "m", "stream": True, "fake": how})
+    await wire.until(b"tok0")
+    shelf.replicas[0] = {**shelf.replicas[0], "state": "draining"}
+    hint("")
+    await until(lambda: not running.core.fleet.table.models[0].replicas[0].ready)
+    assert await ask(running.port) == 503
+    shelf.replicas.clear()
+    hint("")
+    await until(lambda: not running.core.fleet.pools)
+    assert running.core.snapshot()["replicas"] == [["5", 1]]
+    await wire.until(b"[DONE]")
+    wire.close()
+    running.stop()
+
+
+async def test_the_last_good_table_serves_while_the_database_is_away(
+    nursery: trio.Nursery, engine: FakeEngine
+) -> None:
+    shelf = Shelf(engine)
+    running, hint = await start_on(shelf, nursery)
+    shelf.away = True
+    hint("")
+    for _ in range(3):
+        assert await ask(running.port) == 200
+    assert len(running.core.usage) == 3
+    shelf.away = False
+    await until(lambda: len(shelf.written) == 3)
+    assert len({row["id"] for row in shelf.written}) == 3
+    running.stop()
+
+
+async def test_not_ready_until_the_table_was_read(
+    nursery: trio.Nursery, engine: FakeEngine
+) -> None:
+    shelf = Shelf(engine)
+    shelf.away = True
+    config = RouterConfig("127.0.0.1", 0, handle_signals=False)
+    running = await nursery.start(run_router, config, shelf, QUERIES)
+    wire = await Wire.open(running.port)
+    answer = await wire.get("/readyz", key=None)
+    assert answer.status == 503
+    assert "routing table" in answer.json["reasons"][0]
+    shelf.away = False
+    await until(lambda: running.core.table_loaded_at)
+    assert (await wire.get("/readyz", key=None)).status == 200
+    wire.close()
+    running.stop()
+
+
+async def test_a_failing_loop_is_restarted_with_growing_pauses(autojump_clock: Any) -> None:
+    began: list[float] = []
+
+    async def loop() -> None:
+        began.append(trio.current_time())
+        raise ValueError("broken")
+
+    with trio.move_on_after(4):
+        await supervise("test", loop)
+    pauses = [b - a for a, b in zip(began, began[1:], strict=False)]
+    assert pauses == sorted(pauses)
+    assert 4 <= len(began) <= 8
