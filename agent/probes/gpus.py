@@ -157,7 +157,8 @@ def add_missing(
     A lost card has lost its UUID for NVML as well. Where exactly as many nameless cards as
     unclaimed kernel entries are left they are the same ones, in bus order.
     """
-    seen = {card.pci_bus_id for card in cards} | {card.uuid for card in cards} - {None}
+    seen = {card.pci_bus_id for card in cards} | {card.uuid for card in cards}
+    seen.discard(None)
     by_address = {entry.pci_bus_id: entry for entry in kernel}
     unclaimed = [e for e in by_address.values() if e.pci_bus_id not in seen and e.uuid not in seen]
     nameless = sum(card.uuid is None and card.pci_bus_id is None for card in cards)

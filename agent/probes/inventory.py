@@ -1,9 +1,10 @@
 """All probes together as the documents that agent/loop.py sends to Postgres.
 
-Slow facts (host, GPUs, engines, disks) are asked for each minute and on change, fast ones each
+`slow_facts` (host, GPUs, engines, disks) are for each minute and on change, `fast_facts` for each
 sync. Every function returns, whatever the machine does: unknown fields are left out, and none
 takes longer than the deadlines of its probes together. Run them beside the sync, not within it:
-a hanging driver costs `gpu_facts` up to a minute.
+a hanging driver costs `slow_facts` up to a minute and `fast_facts` ten seconds. Open one
+`nvml.converse()` for the life of the agent and hand it in as `child`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import trio
+
 import agent
 from agent.probes import cgroup, disks, engines, gpus, host, nvml, smi, warnings
 from agent.probes.root import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from agent.probes.conversation import Conversation
     from agent.probes.root import Root
+
+    Child = Sequence[str] | Conversation
 
 T = TypeVar("T")
 
@@ -47,6 +53,16 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowFacts:
+    """The documents of agent.report_host, report_gpus, report_engines and report_disks."""
+
+    host: dict[str, Any]
+    gpus: list[dict[str, Any]]
+    engines: list[dict[str, Any]]
+    disks: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class FastFacts:
     """`load` and `gpus` of one sync; hand `cpu_times` to the next call, it measures between."""
 
@@ -60,14 +76,48 @@ def known(**fields: object) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+async def slow_facts(root: Root, config: ProbeConfig, *, child: Child | None = None) -> SlowFacts:
+    """All slow reports, asked for side by side; the host's warnings name GPUs out of reach."""
+    found = gpus.Gpus()
+    engine_reports: list[dict[str, Any]] = []
+    space: tuple[disks.Disk, ...] = ()
+
+    async def ask_gpus() -> None:
+        nonlocal found
+        found = await read_gpus(root, child=child)
+
+    async def ask_engines() -> None:
+        nonlocal engine_reports
+        engine_reports = await engine_facts(root, config)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_gpus)
+        nursery.start_soon(ask_engines)
+        space = await disks.read_disks(root, config.weights)
+    return SlowFacts(
+        host=await _host_report(root, config, space, found),
+        gpus=_gpu_reports(found),
+        engines=engine_reports,
+        disks=[_disk_report(disk) for disk in space],
+    )
+
+
 async def host_facts(root: Root, config: ProbeConfig) -> dict[str, Any]:
     """The host report; figures of the machine beside what our control group leaves of them."""
+    return await _host_report(root, config, await disks.read_disks(root, config.weights))
+
+
+async def _host_report(
+    root: Root,
+    config: ProbeConfig,
+    space: Iterable[disks.Disk],
+    cards: gpus.Gpus | None = None,
+) -> dict[str, Any]:
     facts = await _kernel(partial(host.read_host, root), "host")
     limits = await _kernel(partial(cgroup.read_limits, root), "cgroup") or cgroup.Limits()
     cpu = facts.cpu if facts else host.Cpu()
     memory = facts.memory if facts else host.Memory()
     usable = cgroup.effective_memory(memory, limits)
-    found = await disks.read_disks(root, config.weights)
     return known(
         hostname=facts.hostname if facts else None,
         mgmt_addr=config.mgmt_addr,
@@ -84,38 +134,40 @@ async def host_facts(root: Root, config: ProbeConfig) -> dict[str, Any]:
         labels=dict(config.labels),
         agent_version=agent.__version__,
         ports=list(config.ports) if config.ports else None,
-        warnings=[*warnings.cpu(cpu), *warnings.disks(found)],
+        warnings=[*warnings.cpu(cpu), *warnings.disks(space), *warnings.gpus(cards)],
     )
 
 
 async def gpu_facts(
-    root: Root, *, child: Sequence[str] | None = None
-) -> tuple[list[dict[str, Any]], str | None]:
-    """The GPU report, and why it may be short. A machine without NVIDIA has none and no reason."""
-    found = await read_gpus(root, child=child)
+    root: Root, config: ProbeConfig, *, child: Child | None = None
+) -> list[dict[str, Any]]:
+    """The GPU report. A machine without NVIDIA has none."""
+    del config  # the same call for every report
+    return _gpu_reports(await read_gpus(root, child=child))
+
+
+def _gpu_reports(found: gpus.Gpus) -> list[dict[str, Any]]:
     reports = []
     for card in found.cards:
         if (key := gpus.key(card)) is None:
-            continue  # nothing to file it under; the reason is in `found.error` or the host's log
+            continue  # nothing to file it under: the host's warnings name it
         report = known(
             uuid=key,
             index=card.index,
             name=card.name,
             memory_mib=card.memory_mib,
+            healthy=card.healthy,
+            problems=list(card.problems),
             pci_bus_id=card.pci_bus_id,
             numa=card.numa,
             driver_version=found.driver_version,
             cuda_version=found.cuda_version,
-            healthy=card.healthy,
-            problems=list(card.problems),
         )
         reports.append(report | known(**{"class": gpus.gpu_class(card.name)}))
-    return reports, found.error
+    return reports
 
 
-async def read_gpus(
-    root: Root, *, fast: bool = False, child: Sequence[str] | None = None
-) -> gpus.Gpus:
+async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = None) -> gpus.Gpus:
     """NVML first, nvidia-smi where that is missing or blind; lost cards named by the kernel.
 
     `child` asks a given program instead of NVML's (tests); below a prefix NVML would answer for
@@ -160,17 +212,18 @@ async def engine_facts(root: Root, config: ProbeConfig) -> list[dict[str, Any]]:
 
 async def disk_facts(root: Root, config: ProbeConfig) -> list[dict[str, Any]]:
     """The disk report: each filesystem once; one that does not answer has no sizes."""
-    return [
-        known(
-            mount=disk.mount,
-            filesystem=disk.filesystem,
-            kind=disk.kind,
-            total_mib=disk.total_mib,
-            free_mib=disk.free_mib,
-            holds_weights=disk.holds_weights,
-        )
-        for disk in await disks.read_disks(root, config.weights)
-    ]
+    return [_disk_report(disk) for disk in await disks.read_disks(root, config.weights)]
+
+
+def _disk_report(disk: disks.Disk) -> dict[str, Any]:
+    return known(
+        mount=disk.mount,
+        filesystem=disk.filesystem,
+        kind=disk.kind,
+        total_mib=disk.total_mib,
+        free_mib=disk.free_mib,
+        holds_weights=disk.holds_weights,
+    )
 
 
 async def fast_facts(
@@ -178,7 +231,7 @@ async def fast_facts(
     own_pids: Collection[int],
     previous: host.CpuTimes | None = None,
     *,
-    child: Sequence[str] | None = None,
+    child: Child | None = None,
 ) -> FastFacts:
     """Load and GPU use now. `own_pids` are all processes of our engines: other use is foreign.
 

@@ -17,6 +17,7 @@ import trio
 
 import agent
 from agent.probes import values
+from agent.probes.conversation import Conversation
 from agent.probes.gpus import Gpu, Gpus, Process
 from agent.probes.smi import plannable
 
@@ -67,7 +68,7 @@ class Answers:
 
     def _take(self, fact: Mapping[str, Any]) -> None:
         index = fact.get("gpu")
-        if isinstance(index, int) and 0 <= index < MAX_GPUS:
+        if type(index) is int and 0 <= index < MAX_GPUS:  # True is an int as well
             self._take_card(index, fact)
             return
         self.ended = self.ended or fact.get("end") is True
@@ -85,7 +86,8 @@ class Answers:
         elif fact.get("begin") is True:
             self.at = (index, name)
         elif "failed" in fact:
-            if fact.get("code") in _BROKEN or name == "handle":
+            code = fact.get("code")
+            if (isinstance(code, int) and code in _BROKEN) or name == "handle":
                 self.note(index, f"driver says {str(fact['failed'])[:100]!r} for {name}")
         else:
             facts[name] = fact.get("value")
@@ -173,13 +175,14 @@ async def read(
     root: Root,
     *,
     fast: bool = False,
-    child: Sequence[str] = CHILD,
+    child: Sequence[str] | Conversation = CHILD,
     timeout_s: float = TIMEOUT_S,
     run_timeout_s: float = RUN_TIMEOUT_S,
 ) -> tuple[Gpus, bool]:
     """All cards, and whether NVML is there at all (False: try nvidia-smi).
 
-    `fast` leaves out names and memory health. Takes at most `timeout_s` seconds.
+    `fast` leaves out names and memory health. Takes at most `timeout_s` seconds. `child` is a
+    program to start for this question, or a conversation with one that stays.
     """
     answers = Answers()
     deadline = trio.current_time() + timeout_s
@@ -189,12 +192,31 @@ async def read(
             answers.error = answers.error or f"NVML: not all GPUs answered within {timeout_s:g} s"
             break
         skip = ",".join(str(index) for index in sorted(answers.done))
-        argv = [*child, *(["--fast"] if fast else []), *(["--skip", skip] if skip else [])]
-        result = await root.run(argv, left, cwd=HOME)
+        words = [word for word in ("fast" if fast else "", skip) if word]
+        if isinstance(child, Conversation):
+            result = await child.ask(" ".join(words), left, _is_last)
+        else:
+            result = await root.run([*child, *words], left, cwd=HOME)
         answers.take(result.stdout)
         if answers.ended or answers.absent or answers.error or not _blame(answers, result):
             break
+    if isinstance(child, Conversation) and (answers.absent or answers.error):
+        await child.end()  # after a driver upgrade only a new process loads the right library
     return gpus(answers), not answers.absent and (answers.error is None or bool(answers.facts))
+
+
+def converse(child: Sequence[str] = CHILD) -> Conversation:
+    """A child that stays for many questions; started by the first. Use with `async with`."""
+    return Conversation([*child, "--serve"], HOME)
+
+
+def _is_last(line: str) -> bool:
+    try:
+        fact = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    ends = isinstance(fact, dict) and "gpu" not in fact
+    return ends and (fact.get("end") is True or "absent" in fact or "error" in fact)
 
 
 def _blame(answers: Answers, result: ToolResult) -> bool:

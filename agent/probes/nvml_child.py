@@ -9,7 +9,9 @@ and reads what came before the end. Each fact is one flushed line, so nothing kn
     {"gpu": 3, "field": "...", "begin": true}            printed before each call
     {"gpu": 3, "end": true}    {"end": true}    {"absent": "why"}    {"error": "...", "code": 9}
 
-`--fast` leaves out what does not change; `--skip 3,5` leaves out cards that hung before.
+`fast` leaves out what does not change, `3,5` leaves out cards that hung before. `--serve` answers
+such words line by line from standard input until that closes; a full question opens the driver
+anew, so that a card more or less is seen.
 """
 
 from __future__ import annotations
@@ -127,25 +129,42 @@ SYSTEM: dict[str, Callable[[Any], str]] = {
 }
 
 
-def probe(nvml: Any, fast: bool, skip: set[int]) -> None:
-    """Ask about everything. Raises nothing that the library declares."""
-    try:
-        nvml.nvmlInit()
-        count = int(nvml.nvmlDeviceGetCount())
-    except nvml.NVMLError as error:
-        missing = error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        emit(**{"absent" if missing else "error": str(error)}, code=error.value)
-        return
-    emit(count=count)
-    for name, read in SYSTEM.items():
+class Driver:
+    """NVML opened once for many fast questions."""
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.count: int | None = None
+
+    def answer(self, words: list[str]) -> None:
+        """Answer one question. After an error the parent starts anew, which loads the library."""
+        fast = "fast" in words
+        skip = {int(n) for word in words for n in word.split(",") if n.isdecimal()}
         try:
-            emit(**{name: read(nvml)})
-        except Exception as error:  # as above
-            emit(**{f"{name}_failed": str(error)[:200]})
-    for index in range(count):
-        if index not in skip:
-            card(nvml, index, FAST if fast else {**FAST, **SLOW})
-    emit(end=True)
+            count = self._open(fast)
+        except self.nvml.NVMLError as error:
+            missing = error.value == self.nvml.NVML_ERROR_LIBRARY_NOT_FOUND
+            emit(**{"absent" if missing else "error": str(error)}, code=error.value)
+            return
+        emit(count=count)
+        for name, read in SYSTEM.items():
+            try:
+                emit(**{name: read(self.nvml)})
+            except Exception as error:  # as in card()
+                emit(**{f"{name}_failed": str(error)[:200]})
+        for index in range(count):
+            if index not in skip:
+                card(self.nvml, index, FAST if fast else {**FAST, **SLOW})
+        emit(end=True)
+
+    def _open(self, fast: bool) -> int:
+        if self.count is not None and not fast:
+            self.nvml.nvmlShutdown()
+            self.count = None
+        if self.count is None:
+            self.nvml.nvmlInit()
+            self.count = int(self.nvml.nvmlDeviceGetCount())
+        return self.count
 
 
 def main(arguments: list[str]) -> None:
@@ -155,8 +174,12 @@ def main(arguments: list[str]) -> None:
     except ImportError as error:
         emit(absent=str(error))
         return
-    skip = arguments[arguments.index("--skip") + 1] if "--skip" in arguments else ""
-    probe(pynvml, "--fast" in arguments, {int(part) for part in skip.split(",") if part})
+    driver = Driver(pynvml)
+    if "--serve" not in arguments:
+        driver.answer(arguments)
+        return
+    for line in sys.stdin:
+        driver.answer(line.split())
 
 
 if __name__ == "__main__":

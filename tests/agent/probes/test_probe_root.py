@@ -1,0 +1,121 @@
+"""Root: reading below a prefix, tools with deadlines, threads that may hang."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from agent.probes.root import OUTPUT_LIMIT, Root, bounded
+
+
+def test_reads_below_the_prefix_only(machine):
+    root = machine({"/proc/meminfo": "MemTotal: 1 kB\n"})
+    assert root.read("/proc/meminfo") == "MemTotal: 1 kB\n"
+    assert root.read("/etc/os-release") is None
+    assert root.names("/proc") == ["meminfo"]
+    assert root.read("/proc\0") is None
+    assert not root.live
+    assert Root().live
+
+
+def test_binary_and_large_files_are_text_and_cut(machine, tmp_path):
+    root = machine({"/x": ""})
+    (tmp_path / "root/x").write_bytes(b"\xff\x00" * 100_000)
+    assert len(root.read("/x", limit=70_001)) == 70_001
+
+
+def test_small_kernel_files_are_read_although_the_limit_is_large():
+    # /proc/sys answers one read of 4 MiB with ENOMEM.
+    assert Root().read("/proc/sys/kernel/osrelease")
+
+
+async def test_no_tool_of_the_live_machine_answers_for_a_captured_one(tmp_path):
+    result = await Root(prefix=tmp_path).run(["sh", "-c", "echo live"], 5)
+    assert result.stdout == ""
+    assert "no such program" in result.error
+
+
+async def test_tool_output_is_kept_when_it_fails(machine):
+    root = machine({}, {"tool": "echo good; echo bad >&2; exit 14"})
+    result = await root.run(["tool"], 5)
+    assert (result.stdout, result.stderr, result.exit_code) == ("good\n", "bad\n", 14)
+    assert "exit status 14" in result.error
+
+
+async def test_hanging_tool_is_killed_with_its_children(machine, tmp_path):
+    marker = tmp_path / "pid"
+    root = machine({}, {"tool": f"echo partly; sleep 600 & echo $! > {marker}; wait"})
+    result = await root.run(["tool"], 0.3)
+    assert result.timed_out
+    assert result.stdout == "partly\n"
+    assert "no answer within 0.3 s" in result.error
+    with trio.fail_after(5):
+        while _runs(int(marker.read_text())):  # noqa: ASYNC110 - another process's state
+            await trio.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+async def test_child_that_keeps_the_pipe_open_does_not_hold_us_up(machine):
+    root = machine({}, {"tool": "sleep 600 & echo done"})
+    with trio.fail_after(5):
+        result = await root.run(["tool"], 60)
+    assert (result.stdout, result.exit_code) == ("done\n", 0)
+
+
+async def test_endless_output_is_cut(machine):
+    root = machine({}, {"tool": "exec /usr/bin/yes"})
+    with trio.fail_after(10):
+        result = await root.run(["tool"], 10)
+    assert len(result.stdout) == OUTPUT_LIMIT
+    assert "cut off" in result.error
+    assert not result.timed_out
+
+
+async def test_unstartable_tool_is_an_answer(machine, tmp_path):
+    root = machine({}, {"tool": ""})
+    (tmp_path / "bin/tool").write_bytes(b"\x7fELF nonsense")
+    result = await root.run(["tool"], 5)
+    assert "cannot be started" in result.error
+
+
+async def test_stuck_thread_is_given_up_and_not_doubled():
+    release, calls = threading.Event(), []
+
+    def hang() -> str:
+        calls.append(1)
+        release.wait(30)
+        return "late"
+
+    assert await bounded(hang, key="dead nfs", timeout_s=0.05) is None
+    began = time.monotonic()
+    assert await bounded(hang, key="dead nfs", timeout_s=5) is None
+    assert time.monotonic() - began < 1
+    assert len(calls) == 1
+    release.set()
+    with trio.fail_after(5):
+        # The thread tells nobody when it is through: asking again is the only way to know.
+        while await bounded(lambda: "back", key="dead nfs", timeout_s=5) is None:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+async def test_two_callers_may_ask_the_same_at_once(nursery):
+    answers: list[str | None] = []
+
+    async def ask() -> None:
+        answers.append(await bounded(lambda: "yes", key="same", timeout_s=5))
+
+    async with trio.open_nursery() as both:
+        both.start_soon(ask)
+        both.start_soon(ask)
+    assert answers == ["yes", "yes"]
