@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from controller.placement.cards import FOREIGN_NOISE_MIB, claimed_mib, foreign_mib
-from controller.placement.chance import draw
+from controller.placement.chance import draw, mixed
 from controller.placement.filters import CORES_SLACK, free_port
 from controller.placement.model import Claim, Gpu, Node, PlacedShard, Profile
 
@@ -61,7 +61,11 @@ class Ledger:
         self.examples: list[Node] = []
         """By shape: the first node that had it. Shapes are only ever added, the newest last."""
         self._known: dict[tuple[object, ...], Shape] = {}
-        self._ties = {id_: draw(seed, id_) for id_ in self.nodes}
+        self.prints: list[int] = []
+        """By shape: the sum of its nodes' fingerprints, the same in whatever order they came."""
+        self._prints = {id_: draw(id_) for id_ in self.nodes}
+        stir = draw(seed)
+        self._ties = {id_: mixed(number ^ stir) for id_, number in self._prints.items()}
         self._present: tuple[Node, ...] | None = None
         self.notes: list[str] = []
         """Nodes that were left out because their rows make no sense."""
@@ -94,9 +98,11 @@ class Ledger:
         entry = (self._ties[old.id], old.id)
         left = self.members[self.shapes[old.id]]
         del left[bisect_left(left, entry)]
+        self.prints[self.shapes[old.id]] -= self._prints[old.id]
         self.nodes[new.id] = new
         self._present = None
         self.shapes[new.id] = self._shape(new)
+        self.prints[self.shapes[new.id]] += self._prints[new.id]
         insort(self.members[self.shapes[new.id]], entry)
 
     def _admit(self, node: Node) -> None:
@@ -109,6 +115,7 @@ class Ledger:
             )
             return
         self.members[self.shapes[node.id]].append((self._ties[node.id], node.id))
+        self.prints[self.shapes[node.id]] += self._prints[node.id]
 
     def _shape(self, node: Node) -> Shape:
         facts = self._facts(node)
@@ -116,6 +123,7 @@ class Ledger:
         if shape == len(self.examples):
             self.examples.append(node)
             self.members.append([])
+            self.prints.append(0)
         return shape
 
     def _facts(self, node: Node) -> tuple[object, ...]:

@@ -35,7 +35,6 @@ class Demand:
         self._ledger = ledger
         self._codes: list[bytes] = []
         self._feasible: list[tuple[float, Shape]] = []
-        self._mark: tuple[tuple[Node, ...], bytes] | None = None
 
     @property
     def evaluations(self) -> int:
@@ -53,14 +52,13 @@ class Demand:
         return self._feasible
 
     def mark(self) -> bytes:
-        """Which node is refused for which codes, in 16 bytes."""
+        """Which node is refused for which codes, whatever the shapes they happen to be in."""
         self.feasible()
-        present = self._ledger.present()
-        if self._mark is None or self._mark[0] is not present:
-            shapes, codes = self._ledger.shapes, self._codes
-            text = b";".join(node.id.encode() + b"/" + codes[shapes[node.id]] for node in present)
-            self._mark = (present, blake2b(text, digest_size=16).digest())
-        return self._mark[1]
+        found: dict[bytes, int] = {}
+        for codes, prints in zip(self._codes, self._ledger.prints, strict=True):
+            found[codes] = found.get(codes, 0) + prints
+        text = repr(sorted(item for item in found.items() if item[1]))
+        return blake2b(text.encode(), digest_size=16).digest()
 
 
 class Planner:

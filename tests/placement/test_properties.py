@@ -68,11 +68,17 @@ def profiles(draw):
     )
 
 
+def _name(one):
+    return one.name
+
+
 @st.composite
 def models(draw):
     return {
         name: model(
-            name, draw(st.integers(0, 4)), *draw(st.lists(profiles(), min_size=1, max_size=2))
+            name,
+            draw(st.integers(0, 4)),
+            *draw(st.lists(profiles(), min_size=1, max_size=2, unique_by=_name)),
         )
         for name in (f"m{i}" for i in range(draw(st.integers(1, 3))))
     }
