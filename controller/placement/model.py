@@ -242,7 +242,7 @@ class Attempt:
     model: str
     placed: bool
     refusals: Sequence[Refusal]
-    """Every refused (profile, node). Placement hands a `placement.refused.Refused` here, which
+    """Every refused (profile, node). Placement hands a `placement.refused.Refusals` here, which
     works the sentences out when somebody reads them: most ticks only need its `digest`."""
 
 

@@ -14,7 +14,7 @@ from controller.placement import filters, score
 from controller.placement.cards import usable
 from controller.placement.ledger import Ledger, Shape
 from controller.placement.model import Model, Node, Place, PlacedShard, Profile, Replica
-from controller.placement.refused import Batch, Refused, without_nodes, without_profiles
+from controller.placement.refused import Batch, Refusals, without_nodes, without_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,7 +82,7 @@ class Planner:
         """How often the rules ran over a shape in this plan."""
         return sum(demand.evaluations for demand in self._demands.values())
 
-    def place(self, model: Model, replica: Replica) -> tuple[Place | None, Refused]:
+    def place(self, model: Model, replica: Replica) -> tuple[Place | None, Refusals]:
         """A place that is taken at once, or none; and what was refused on the way.
 
         With a place, the refusals are those of the profiles that were preferred to the chosen one.
@@ -101,9 +101,9 @@ class Planner:
                 for shard in place.shards:
                     self.ledger.take(shard)
                 self._count(model.name, {node.id})
-                return place, Refused(model.name, refused)
+                return place, Refusals(model.name, refused)
             refused.append(Batch(profile, self.ledger.present(), demand.mark()))
-        return None, Refused(model.name, refused)
+        return None, Refusals(model.name, refused)
 
     def _demand(self, profile: Profile) -> Demand:
         key = _asks_for(profile)

@@ -1,7 +1,7 @@
 """All refusals of one attempt, worked out when somebody reads them.
 
 5,000 nodes refused by three profiles are 15,000 sentences; a tick that finds the same refusals as
-the one before needs none of them, only `Refused.digest`. It keeps the nodes as they were then.
+the one before needs none of them, only `Refusals.digest`. It keeps the nodes as they were then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Batch:
     """Depends on which node was refused for which codes and on nothing else."""
 
 
-class Refused(Sequence[Refusal]):
+class Refusals(Sequence[Refusal]):
     """The refusals of a model in order of profile, node and rule; equal when all of them are."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Refused(Sequence[Refusal]):
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return f"Refused({self._model!r}, digest={self.digest!r})"
+        return f"Refusals({self._model!r}, digest={self.digest!r})"
 
 
 def refusal(model: str, profile: Profile, node: str | None, reason: Reason) -> Refusal:
@@ -93,15 +93,15 @@ def refusal(model: str, profile: Profile, node: str | None, reason: Reason) -> R
     )
 
 
-def without_profiles(model: Model) -> Refused:
+def without_profiles(model: Model) -> Refusals:
     """A model that nobody said how to run."""
     reason = Reason(Code.NO_PROFILES)
-    return Refused(
+    return Refusals(
         model.name, (), [Refusal(model.name, "", None, None, str(reason.code), reason.sentence)]
     )
 
 
-def without_nodes(model: Model) -> Refused:
+def without_nodes(model: Model) -> Refusals:
     """No node to ask: one refusal for each profile."""
     reason = Reason(Code.NO_NODES)
-    return Refused(model.name, (), [refusal(model.name, p, None, reason) for p in model.profiles])
+    return Refusals(model.name, (), [refusal(model.name, p, None, reason) for p in model.profiles])

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 ACTIVE: Final = frozenset({"pending", "starting", "ready", "failed"})
 """Replicas that count as wanted ones; a failed one comes back after its backoff."""
 
+MOST_CREATES: Final = 500
+"""New replicas of one model in one plan: a typo of three zeros must not make one huge commit."""
+
 STAYING: Final = frozenset({"ready", "cordoned"})
 """States of nodes whose replicas may go on serving."""
 
@@ -66,7 +69,7 @@ def balance(
     have = len(active) + len(back)
     for_drain = _draining_reason(leaving[0], around) if extra and have >= want else None
     reason = f"replacement: {for_drain}" if for_drain else f"{want} wanted, {have} there"
-    items += [Create(name, reason)] * max(0, want + extra - have)
+    items += [Create(name, reason)] * min(MOST_CREATES, max(0, want + extra - have))
     waiting = [s.replica for s in active if s.state == "failed" and not s.moved]
     items += [again for replica in waiting if (again := retry(replica, around))]
     return items

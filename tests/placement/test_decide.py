@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from controller.placement.model import Create, Move, Place
 from controller.reconcile.decide import MOST_NOTES, decide
+from controller.reconcile.scale import MOST_CREATES
 from tests.placement.made_fleet import (
     GIB,
     gpu,
@@ -42,6 +43,11 @@ def test_on_demand_models_have_no_replica_unless_woken():
     one = fleet(0)
     one.settle()
     assert one.states_of() == []
+
+
+def test_a_plan_creates_a_bounded_number():
+    plan = decide(snapshot([node()], [model("m", 500_000)], []), NOW)
+    assert plan.items == (Create("m", "500000 wanted, 0 there"),) * MOST_CREATES
 
 
 def test_scale_down_takes_those_who_serve_least():
