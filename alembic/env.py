@@ -13,6 +13,8 @@ if context.is_offline_mode():
 else:
     connection = context.config.attributes.get("connection")
     if connection is None:
-        raise SystemExit("run upgrades by `llmgwctl db upgrade`: they need its lock and re-apply functions and views")
+        raise SystemExit(
+            "run upgrades by `llmgwctl db upgrade`: it locks, and re-applies functions and views"
+        )
     context.configure(connection=connection, transaction_per_migration=False, **VERSIONS)
     context.run_migrations()

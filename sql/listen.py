@@ -1,7 +1,8 @@
 """One LISTEN connection of a process, and the presence lock that lives on it.
 
-The connection is never pooled (F02, F04): when it ends, the lock is free and other controllers see it
-at once. A NOTIFY is only a hint: after every (re)connect ``on_connect`` reads everything again (F01).
+The connection is never pooled (F02, F04): when it ends, the lock is free and other controllers
+see it at once. A NOTIFY is only a hint: after every (re)connect ``on_connect`` reads everything
+again (F01).
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ async def listen(
     on_lost: Callable[[], None] | None = None,
     application: str = "llmgw listen",
 ) -> None:
-    """Runs for ever: LISTEN, call ``on_connect``, then ``on_hint(payload)`` per notification; reconnects by itself.
+    """Runs for ever: LISTEN, call ``on_connect``, then ``on_hint(payload)`` per notification.
 
-    ``presence`` is the number under which this process holds its advisory lock while connected.
+    Reconnects by itself. ``presence`` is the number of this process's advisory lock.
     Must run inside ``open_pool``'s block, whose asyncio loop it uses.
     """
     state = state or ListenState()
@@ -88,7 +89,8 @@ async def _session(
 
     limit = settings.command_timeout_s
     raw: Any = await on_asyncio(
-        lambda: asyncpg.connect(**connect_arguments(settings, application)), settings.connect_timeout_s + 1
+        lambda: asyncpg.connect(**connect_arguments(settings, application)),
+        settings.connect_timeout_s + 1,
     )
     try:
         raw.add_termination_listener(lambda _: ended.set())
@@ -105,7 +107,9 @@ async def _session(
             with trio.move_on_after(PING_S):
                 await heard.wait()
             if not heard.is_set():
-                raise DatabaseAway("the LISTEN connection is silent: its own ping did not come back")
+                raise DatabaseAway(
+                    "the LISTEN connection is silent: its own ping did not come back"
+                )
             with trio.move_on_after(PING_S):
                 await ended.wait()
         raise DatabaseAway("the LISTEN connection ended")
@@ -121,12 +125,14 @@ async def _take_presence(raw: Any, presence: int | None, limit: float) -> None:
         lambda: raw.fetchval("select pg_try_advisory_lock($1, $2)", PRESENCE_CLASS, presence), limit
     )
     if not got:
-        # Our own former connection is not yet gone for the server; the next attempt will find it free.
-        raise DatabaseAway(f"presence lock {presence} is still held by an earlier connection of this process")
+        # Our own former connection is not yet gone for the server; the next attempt succeeds.
+        raise DatabaseAway(
+            f"presence lock {presence} is still held by an earlier connection of this process"
+        )
 
 
 async def _close(raw: Any) -> None:
     try:
         await on_asyncio(lambda: raw.close(timeout=CLOSE_S), 2 * CLOSE_S)
-    except Exception:  # noqa: BLE001 - whatever it was, the socket must go
+    except Exception:
         raw.terminate()

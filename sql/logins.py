@@ -18,7 +18,7 @@ ITERATIONS = 4096
 
 
 def verifier(password: str, salt: bytes) -> str:
-    """What Postgres stores for a password, so that the password itself is never sent in a statement or logged.
+    """What Postgres stores for a password, so that the password is never sent or logged.
 
     Format: RFC 5803 as in PostgreSQL's pg_authid, SCRAM-SHA-256.
     """
@@ -32,7 +32,7 @@ def verifier(password: str, salt: bytes) -> str:
 def ensure(connection: psycopg.Connection[Any], name: str, group: str, password: str) -> None:
     """Makes (or re-keys) the login role ``name`` as a member of ``group``.
 
-    Raises ValueError for a group that is not ours, psycopg.errors.InsufficientPrivilege without CREATEROLE.
+    Raises ValueError for a group that is not ours, InsufficientPrivilege without CREATEROLE.
     """
     if group not in GROUPS:
         raise ValueError(f"{group} is not one of our roles: {', '.join(sorted(GROUPS))}")
@@ -40,4 +40,6 @@ def ensure(connection: psycopg.Connection[Any], name: str, group: str, password:
     known = connection.execute("select 1 from pg_roles where rolname = %s", (name,)).fetchone()
     verb = "alter role {} login password {}" if known else "create role {} login password {}"
     connection.execute(sql.SQL(verb).format(sql.Identifier(name), sql.Literal(secret)))
-    connection.execute(sql.SQL("grant {} to {}").format(sql.Identifier(group), sql.Identifier(name)))
+    connection.execute(
+        sql.SQL("grant {} to {}").format(sql.Identifier(group), sql.Identifier(name))
+    )

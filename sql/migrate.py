@@ -1,7 +1,7 @@
 """Brings a database to this program's schema. Synchronous: run it in a thread.
 
-Any number of controllers may call ``upgrade`` at once: one works, the others wait for its transaction
-(F22). A database that is newer than this program is left alone (F23).
+Any number of controllers may call ``upgrade`` at once: one works, the others wait for its
+transaction (F22). A database that is newer than this program is left alone (F23).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
+
+from alembic import command
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -34,7 +35,10 @@ def config() -> Config:
     """Alembic's configuration: scripts beside the repository, or inside the wheel."""
     packaged = Path(str(resources.files("sql"))) / "_alembic"
     found = Config()
-    found.set_main_option("script_location", str(packaged if packaged.is_dir() else packaged.parent.parent / "alembic"))
+    found.set_main_option(
+        "script_location",
+        str(packaged if packaged.is_dir() else packaged.parent.parent / "alembic"),
+    )
     return found
 
 
@@ -47,23 +51,34 @@ def head() -> str:
 
 def known(revision: str) -> bool:
     """Whether this program has that revision; if not, the database is newer than we are."""
-    return any(script.revision == revision for script in ScriptDirectory.from_config(config()).walk_revisions())
+    return any(
+        script.revision == revision
+        for script in ScriptDirectory.from_config(config()).walk_revisions()
+    )
 
 
 def current(connection: Connection) -> str | None:
     """The database's revision, or None when it is empty."""
-    table = connection.execute(text("select to_regclass('llmgw_core.alembic_version')::text")).scalar()
+    table = connection.execute(
+        text("select to_regclass('llmgw_core.alembic_version')::text")
+    ).scalar()
     if table is None:
         return None
-    revision: str | None = connection.execute(text("select version_num from llmgw_core.alembic_version")).scalar()
+    revision: str | None = connection.execute(
+        text("select version_num from llmgw_core.alembic_version")
+    ).scalar()
     return revision
 
 
 def upgrade(url: str) -> str:
-    """Upgrades the database behind ``url`` and returns its revision; does nothing when it is newer than us."""
-    engine = create_engine(sqlalchemy_url(url), poolclass=NullPool, connect_args={"connect_timeout": 10})
+    """Upgrades the database and returns its revision; leaves one that is newer than us alone."""
+    engine = create_engine(
+        sqlalchemy_url(url), poolclass=NullPool, connect_args={"connect_timeout": 10}
+    )
     with engine.connect() as connection, connection.begin():
-        connection.execute(text(f"select pg_advisory_xact_lock({MIGRATION_LOCK[0]}, {MIGRATION_LOCK[1]})"))
+        connection.execute(
+            text(f"select pg_advisory_xact_lock({MIGRATION_LOCK[0]}, {MIGRATION_LOCK[1]})")
+        )
         revision = current(connection)
         if revision is not None and not known(revision):
             return revision
@@ -79,7 +94,11 @@ def upgrade(url: str) -> str:
 
 
 def _files(folder: str) -> list[Traversable]:
-    found = (entry for entry in (resources.files("sql") / folder).iterdir() if entry.name.endswith(".sql"))
+    found = (
+        entry
+        for entry in (resources.files("sql") / folder).iterdir()
+        if entry.name.endswith(".sql")
+    )
     return sorted(found, key=lambda entry: entry.name)
 
 
@@ -99,9 +118,12 @@ def _digest_applied(connection: Connection) -> str | None:
 
 
 def run_script(connection: Connection, script: str) -> None:
-    """Runs a whole SQL file on the driver's own cursor: SQLAlchemy would take ``:`` and ``%`` for its own."""
-    with connection.connection.cursor() as cursor:
+    """Runs a whole SQL file on the driver: SQLAlchemy would take ``:`` and ``%`` for its own."""
+    cursor = connection.connection.cursor()
+    try:
         cursor.execute(script)
+    finally:
+        cursor.close()
 
 
 def apply_code(connection: Connection) -> None:

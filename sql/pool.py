@@ -34,7 +34,9 @@ def to_json(value: object) -> str:
 async def prepare(connection: asyncpg.Connection[Any]) -> None:
     """Run on each new connection (asyncio side): jsonb as Python values."""
     for kind in ("json", "jsonb"):
-        await connection.set_type_codec(kind, encoder=to_json, decoder=orjson.loads, schema="pg_catalog")
+        await connection.set_type_codec(
+            kind, encoder=to_json, decoder=orjson.loads, schema="pg_catalog"
+        )
 
 
 def connect_arguments(settings: DatabaseSettings, application: str) -> dict[str, Any]:
@@ -53,7 +55,8 @@ async def on_asyncio(call: Callable[[], Awaitable[T]], deadline_s: float) -> T:
     """Run one driver call under Trio with a last deadline; raises sql.errors."""
     try:
         with trio.fail_after(deadline_s):
-            return await trio_asyncio.aio_as_trio(call)()
+            result: T = await trio_asyncio.aio_as_trio(call)()
+            return result
     except trio.TooSlowError as error:
         raise translate(TimeoutError()) from error  # type: ignore[misc]
     except Exception as error:
@@ -72,7 +75,8 @@ class Connection:
 
     async def _call(self, verb: str, query: str, args: tuple[object, ...]) -> Any:
         return await on_asyncio(
-            lambda: getattr(self._raw, verb)(query, *args, timeout=self._timeout_s), self._timeout_s + 1
+            lambda: getattr(self._raw, verb)(query, *args, timeout=self._timeout_s),
+            self._timeout_s + 1,
         )
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
@@ -82,7 +86,8 @@ class Connection:
 
     async def fetchrow(self, query: str, *args: object) -> Record | None:
         """The first row, or None."""
-        return await self._call("fetchrow", query, args)
+        row: Record | None = await self._call("fetchrow", query, args)
+        return row
 
     async def fetchval(self, query: str, *args: object) -> Any:
         """The first column of the first row, or None."""
@@ -95,13 +100,15 @@ class Connection:
 
 
 class Pool:
-    """Connections for short calls. A connection is held for one statement or one transaction only."""
+    """Connections for short calls: each is held for one statement or one transaction only."""
 
     def __init__(self, raw: Any, settings: DatabaseSettings) -> None:
         self._raw = raw
         self.settings = settings
 
-    async def _call(self, verb: str, query: str, args: tuple[object, ...], timeout_s: float | None) -> Any:
+    async def _call(
+        self, verb: str, query: str, args: tuple[object, ...], timeout_s: float | None
+    ) -> Any:
         limit = timeout_s or self.settings.command_timeout_s
 
         async def call() -> Any:
@@ -110,14 +117,19 @@ class Pool:
 
         return await on_asyncio(call, 2 * limit + self.settings.connect_timeout_s)
 
-    async def fetch(self, query: str, *args: object, timeout_s: float | None = None) -> list[Record]:
+    async def fetch(
+        self, query: str, *args: object, timeout_s: float | None = None
+    ) -> list[Record]:
         """All rows."""
         rows: list[Record] = await self._call("fetch", query, args, timeout_s)
         return rows
 
-    async def fetchrow(self, query: str, *args: object, timeout_s: float | None = None) -> Record | None:
+    async def fetchrow(
+        self, query: str, *args: object, timeout_s: float | None = None
+    ) -> Record | None:
         """The first row, or None."""
-        return await self._call("fetchrow", query, args, timeout_s)
+        row: Record | None = await self._call("fetchrow", query, args, timeout_s)
+        return row
 
     async def fetchval(self, query: str, *args: object, timeout_s: float | None = None) -> Any:
         """The first column of the first row, or None."""
@@ -137,7 +149,9 @@ class Pool:
         Leaving by an exception rolls back. The connection goes back within CLOSE_S or is cut.
         """
         limit = self.settings.command_timeout_s
-        raw = await on_asyncio(lambda: self._raw.acquire(timeout=limit), limit + self.settings.connect_timeout_s)
+        raw = await on_asyncio(
+            lambda: self._raw.acquire(timeout=limit), limit + self.settings.connect_timeout_s
+        )
         try:
             begun = raw.transaction(isolation=isolation, readonly=readonly)
             await on_asyncio(begun.start, limit)
@@ -154,7 +168,7 @@ class Pool:
         with trio.CancelScope(shield=True):
             try:
                 await on_asyncio(call, 2 * CLOSE_S)
-            except Exception:  # noqa: BLE001, S110 - the connection is lost, which ends its transaction too
+            except Exception:  # noqa: S110 - the connection is lost, which ends its transaction too
                 pass
 
     def statistics(self) -> dict[str, int]:
@@ -180,7 +194,7 @@ async def asyncio_host() -> AsyncIterator[None]:
 async def open_pool(settings: DatabaseSettings, application: str = "llmgw") -> AsyncIterator[Pool]:
     """A pool for the tasks inside the block. Opens no connection yet: Postgres may still be away.
 
-    Tasks that use the pool or sql.listen must be started inside the block (they need its asyncio loop).
+    Tasks that use the pool or sql.listen must start inside the block: they need its asyncio loop.
     """
     async with asyncio_host():
         raw = asyncpg.create_pool(

@@ -14,10 +14,14 @@ class DatabaseSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: SecretStr = Field(description="postgresql://user:password@host:port/database; TLS by ?sslmode=verify-full")
+    url: SecretStr = Field(
+        description="postgresql://user:password@host:port/database; TLS by ?sslmode=verify-full"
+    )
     pool_size: int = Field(4, ge=1, le=50, description="connections; one more is used for LISTEN")
     command_timeout_s: float = Field(
-        4.0, gt=0, description="no statement may take longer: the lease lasts 15 s and is renewed every 5 s"
+        4.0,
+        gt=0,
+        description="no statement may take longer: the lease lasts 15 s and is renewed every 5 s",
     )
     connect_timeout_s: float = Field(4.0, gt=0, description="to open a connection")
     prepared_statements: bool = Field(
@@ -26,5 +30,5 @@ class DatabaseSettings(BaseModel):
 
 
 def url_from_environment() -> str | None:
-    """The database URL in LLMGW_DATABASE_URL, or None. Never taken from argv, which everybody can read."""
+    """The URL in LLMGW_DATABASE_URL, or None. Never from argv, which everybody can read."""
     return os.environ.get(URL_VARIABLE)

@@ -1,7 +1,7 @@
 """States of replicas and shards and the moves between them.
 
 This table, `llmgw_core.transition` in Postgres and the diagrams in sql/README.md are one thing
-written three times; tests/sql/test_states.py compares them. The database refuses any other move (LG002).
+written three times; tests/sql compares them. The database refuses any other move (LG002).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REPLICA: Final[dict[str, frozenset[str]]] = {
     "failed": frozenset({"pending", "gone"}),
     "gone": frozenset(),
 }
-"""replica: a serving unit. `failed` waits for its backoff, then becomes `pending` and is placed again."""
+"""A replica is a serving unit. `failed` waits for its backoff, then it is placed again."""
 
 SHARD: Final[dict[str, frozenset[str]]] = {
     "assigned": frozenset({"provisioning", "fetching", "starting", "ready", "stopped", "failed"}),
@@ -29,7 +29,7 @@ SHARD: Final[dict[str, frozenset[str]]] = {
     "stopped": frozenset(),
     "failed": frozenset(),
 }
-"""shard: a replica's part on one node. `stopped` and `failed` are final: a restart makes a new shard."""
+"""A shard is a replica's part on one node. Final states stay: a restart makes a new shard."""
 
 SHARD_FINAL: Final = frozenset({"stopped", "failed"})
 REPLICA_FINAL: Final = frozenset({"gone"})

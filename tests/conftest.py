@@ -57,7 +57,7 @@ class Database:
 def postgres() -> Iterator[embedded.Server]:
     """The run's server, with a migrated template and login roles."""
     # Not under pytest's own folder: as root the server runs as nobody, who must reach it.
-    base = Path(tempfile.mkdtemp(prefix="llmgw-test-pg-", dir="/var/tmp"))  # noqa: S108
+    base = Path(tempfile.mkdtemp(prefix="llmgw-test-pg-", dir="/var/tmp"))
     given = os.environ.get("LLMGW_TEST_POSTGRES_BIN")
     options = {"max_connections": "200"}
     try:
@@ -88,7 +88,11 @@ def database(postgres: embedded.Server) -> Iterator[Database]:
     """A migrated, empty database of its own."""
     name = f"t{os.getpid()}_{next(numbers)}"
     with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute(psql.SQL("create database {} template {}").format(psql.Identifier(name), psql.Identifier(TEMPLATE)))
+        connection.execute(
+            psql.SQL("create database {} template {}").format(
+                psql.Identifier(name), psql.Identifier(TEMPLATE)
+            )
+        )
     try:
         yield Database(
             name,
@@ -98,7 +102,9 @@ def database(postgres: embedded.Server) -> Iterator[Database]:
         )
     finally:
         with psycopg.connect(postgres.url, autocommit=True) as connection:
-            connection.execute(psql.SQL("drop database {} with (force)").format(psql.Identifier(name)))
+            connection.execute(
+                psql.SQL("drop database {} with (force)").format(psql.Identifier(name))
+            )
 
 
 @pytest.fixture
@@ -111,7 +117,9 @@ def empty_database(postgres: embedded.Server) -> Iterator[str]:
         yield _url(postgres.url, name)
     finally:
         with psycopg.connect(postgres.url, autocommit=True) as connection:
-            connection.execute(psql.SQL("drop database {} with (force)").format(psql.Identifier(name)))
+            connection.execute(
+                psql.SQL("drop database {} with (force)").format(psql.Identifier(name))
+            )
 
 
 @pytest.fixture

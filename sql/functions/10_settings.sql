@@ -1,11 +1,11 @@
 create or replace function llmgw_core.setting(p_name text) returns double precision
-language sql stable parallel safe set search_path = llmgw_core, pg_temp as $$
+language sql stable parallel safe security definer set search_path = llmgw_core, pg_temp as $$
     select value from llmgw_core.setting where name = p_name
 $$;
 comment on function llmgw_core.setting(text) is 'Value of a setting in its unit; null when there is none of that name.';
 
 create or replace function llmgw_core.seconds(p_name text) returns interval
-language sql stable parallel safe set search_path = llmgw_core, pg_temp as $$
+language sql stable parallel safe security definer set search_path = llmgw_core, pg_temp as $$
     select make_interval(secs => value) from llmgw_core.setting where name = p_name
 $$;
 comment on function llmgw_core.seconds(text) is 'A setting in seconds as an interval.';

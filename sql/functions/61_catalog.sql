@@ -12,12 +12,11 @@ language sql stable security definer set search_path = llmgw_core, pg_temp as $$
 $$;
 comment on function llmgw_core.model_doc(text) is 'A model as the document that model_put takes.';
 
-create or replace function llmgw_core.model_put(p_actor text, p_doc jsonb, p_origin text, p_file text) returns text
+create or replace function llmgw_core.model_put(p_actor text, p_doc jsonb, p_before jsonb, p_origin text, p_file text) returns text
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     wanted text := p_doc->>'name';
     was llmgw_core.model;
-    before jsonb := llmgw_core.model_doc(wanted);
     after_ jsonb;
     taken record;
 begin
@@ -49,15 +48,15 @@ begin
                 'cpu_flags', '[]'::jsonb, 'shards', 1)) || jsonb_strip_nulls(p) || jsonb_build_object('model', wanted, 'position', ord))).*
         from jsonb_array_elements(p_doc->'profiles') with ordinality as e(p, ord);
     after_ := llmgw_core.model_doc(wanted);
-    if before is null then
+    if was.name is null then
         return 'added';
-    elsif before = after_ then
+    elsif p_before = after_ then
         return 'unchanged';
     end if;
     update llmgw_core.model set updated_at = clock_timestamp(), updated_by = p_actor where name = wanted;
     return 'changed';
 end $$;
-comment on function llmgw_core.model_put(text, jsonb, text, text) is 'Writes one model; returns added, changed or unchanged. LG003 when another origin declares it or a name is taken.';
+comment on function llmgw_core.model_put(text, jsonb, jsonb, text, text) is 'Writes one model; p_before is its document as it was; returns added, changed or unchanged. LG003 when another origin declares it or a name is taken.';
 
 create or replace function llmgw_core.pool_put(p_doc jsonb, p_origin text, p_file text) returns text
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -81,16 +80,32 @@ language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 #variable_conflict use_column
 declare
     doc jsonb;
+    before jsonb;
     news boolean := false;
 begin
     perform pg_advisory_xact_lock(7720, 2);
+    -- Models of this origin let go of aliases and fallbacks first, so that these can move between models and to and
+    -- from models that leave, whatever the order; model_put gives back what stays.
+    select coalesce(jsonb_object_agg(m.name, llmgw_core.model_doc(m.name)), '{}') into before from llmgw_core.model m
+        where m.origin = p_origin and m.origin_file is not distinct from p_file
+          and (p_prune or m.name in (select e->>'name' from jsonb_array_elements(p_models) e));
+    delete from llmgw_core.model_name a where a.is_alias and before ? a.model;
+    delete from llmgw_core.fallback f where before ? f.model;
+    for kind, name in
+        select 'model', b from jsonb_object_keys(before) b
+        where p_prune and b not in (select e->>'name' from jsonb_array_elements(p_models) e) order by b
+    loop
+        perform llmgw_core.catalog_drop(p_actor, kind, name);
+        action := 'removed'; news := true;
+        return next;
+    end loop;
     for doc in select * from jsonb_array_elements(p_pools) loop
         kind := 'pool'; name := doc->>'name'; action := llmgw_core.pool_put(doc, p_origin, p_file);
         news := news or action <> 'unchanged';
         return next;
     end loop;
     for doc in select * from jsonb_array_elements(p_models) loop
-        kind := 'model'; name := doc->>'name'; action := llmgw_core.model_put(p_actor, doc, p_origin, p_file);
+        kind := 'model'; name := doc->>'name'; action := llmgw_core.model_put(p_actor, doc, before->name, p_origin, p_file);
         if action <> 'unchanged' then
             news := true;
             perform llmgw_core.audited(p_actor, action, 'model ' || name, llmgw_core.model_doc(name));
@@ -99,9 +114,6 @@ begin
     end loop;
     if p_prune then
         for kind, name in
-            select 'model', m.name from llmgw_core.model m where m.origin = p_origin and m.origin_file is not distinct from p_file
-                and m.name not in (select e->>'name' from jsonb_array_elements(p_models) e)
-            union all
             select 'pool', p.name from llmgw_core.pool p where p.origin = p_origin and p.origin_file is not distinct from p_file
                 and p.name not in (select e->>'name' from jsonb_array_elements(p_pools) e)
         loop

@@ -35,3 +35,11 @@ create table llmgw_core.usage_event (
 ) partition by range (at);
 create index usage_event_key on llmgw_core.usage_event (key_id, at desc);
 comment on table llmgw_core.usage_event is 'One row per client request; tokens are null when nothing said them. Daily partitions.';
+
+create table llmgw_core.secret (
+    name text primary key,
+    value bytea not null check (octet_length(value) >= 32)
+);
+-- gen_random_uuid is Postgres's own strong randomness, without an extension.
+insert into llmgw_core.secret values ('cursor', sha256(convert_to(gen_random_uuid()::text || gen_random_uuid()::text, 'utf8')));
+comment on table llmgw_core.secret is 'Secrets that all controllers share; cursor signs the page cursors of the admin API.';

@@ -1,0 +1,116 @@
+-- name: summary
+-- The fleet at a glance.
+select jsonb_strip_nulls(to_jsonb(v)) as row from llmgw.summary v;
+
+-- name: nodes
+-- A page of nodes, or one of them.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.id) as key
+from llmgw.nodes v
+where ($1::jsonb is null or v.id > $1::jsonb->>0) and ($3::text is null or v.id = $3)
+order by v.id limit $2::int;
+
+-- name: models
+-- A page of models, or one of them.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.name) as key
+from llmgw.models v
+where ($1::jsonb is null or v.name > $1::jsonb->>0) and ($3::text is null or v.name = $3)
+order by v.name limit $2::int;
+
+-- name: replicas
+-- A page of replicas that are not gone, of one model where asked, or one of them.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.id) as key
+from llmgw.replicas v
+where ($1::jsonb is null or v.id > ($1::jsonb->>0)::bigint) and ($3::text is null or v.model = $3) and ($4::bigint is null or v.id = $4)
+order by v.id limit $2::int;
+
+-- name: keys
+-- A page of keys, oldest first; never anything secret.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.created_at, v.id) as key
+from llmgw.keys v
+where $1::jsonb is null or (v.created_at, v.id) > (($1::jsonb->>0)::timestamptz, $1::jsonb->>1)
+order by v.created_at, v.id limit $2::int;
+
+-- name: weights
+-- A page of weights on the nodes' disks.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.node, v.path) as key
+from llmgw.weights v
+where $1::jsonb is null or (v.node, v.path) > ($1::jsonb->>0, $1::jsonb->>1)
+order by v.node, v.path limit $2::int;
+
+-- name: decisions
+-- A page of decisions, newest first; rows of one transaction share a time, so the id decides between them (G04).
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.at, v.id) as key
+from llmgw.decisions v
+where ($1::jsonb is null or (v.at, v.id) < (($1::jsonb->>0)::timestamptz, ($1::jsonb->>1)::bigint))
+  and ($3::text is null or v.model = $3) and ($4::text is null or v.node = $4)
+  and ($5::double precision is null or v.at > clock_timestamp() - make_interval(secs => $5))
+order by v.at desc, v.id desc limit $2::int;
+
+-- name: explain_placement
+-- What the latest attempt to place a model came to, with every refusal.
+select jsonb_strip_nulls(to_jsonb(p) || jsonb_build_object('placed', coalesce(p.placed, false), 'rejections',
+    (select jsonb_agg(to_jsonb(r) - 'model' - 'at') from llmgw.rejections r where r.model = p.model))) as row
+from llmgw.placements p where p.model = $1::text;
+
+-- name: node_set_intent
+-- The operator's word on a node.
+select llmgw.set_node_intent($1::text, $2::text, $3::text, $4::text);
+
+-- name: node_enroll
+-- Keeps the hash of an enrolment token.
+select llmgw.node_enroll_v1($1::text, $2::text, $3::bytea, $4::int, $5::double precision);
+
+-- name: node_revoke
+-- Locks a node's agent out.
+select llmgw.node_revoke_v1($1::text, $2::text);
+
+-- name: catalog_lock
+-- Catalog changes come one after another, checks included; the same lock as catalog_apply_v1's.
+select pg_advisory_xact_lock(7720, 2);
+
+-- name: catalog_known
+-- What is declared, for the checks between objects.
+select jsonb_build_object(
+    'models', (select coalesce(jsonb_agg(jsonb_build_object('name', m.name, 'origin', m.origin, 'origin_file', m.origin_file,
+        'aliases', (select coalesce(jsonb_agg(a.name), '[]') from llmgw_core.model_name a where a.model = m.name and a.is_alias))), '[]')
+        from llmgw_core.model m),
+    'pools', (select coalesce(jsonb_agg(jsonb_build_object('name', p.name, 'origin', p.origin, 'origin_file', p.origin_file)), '[]')
+        from llmgw_core.pool p));
+
+-- name: catalog_apply
+-- Writes pools and models; one row per object.
+select action, kind, name from llmgw_core.catalog_apply_v1($1::text, $2::jsonb, $3::jsonb, $4::text, $5::text, $6::boolean);
+
+-- name: model_remove
+-- Takes a model out of the catalog.
+select llmgw.model_remove_v1($1::text, $2::text);
+
+-- name: scale
+-- How many replicas a model has; answers what is in force.
+select llmgw.scale_v1($1::text, $2::text, $3::int, $4::int, $5::double precision);
+
+-- name: key_create
+-- Keeps the hash of a new key.
+select to_jsonb(llmgw.key_create_v1($1::text, $2::text, $3::bytea, $4::text, $5::text[], $6::double precision));
+
+-- name: key_revoke
+-- The key is refused everywhere within two seconds.
+select llmgw.key_revoke_v1($1::text, $2::text);
+
+-- name: log_target
+-- Whether a node can answer for a log: its state, and whether the shard was ever its own.
+select s.state, s.state_reason,
+    $2::bigint is null or exists (select 1 from llmgw_core.shard x where x.id = $2 and x.node_id = s.node_id) as has_shard
+from llmgw_core.node_state s where s.node_id = $1::text;
+
+-- name: log_ask
+-- Asks an agent for a log tail.
+select llmgw_core.ask_log_v1($1::text, $2::bigint, $3::int, $4::bigint);
+
+-- name: log_answer
+-- The agent's answer, when it has come.
+select a.answered_at is not null as answered, a.answer, a.answer_offset from llmgw_core.ask a where a.id = $1::bigint;
+
+-- name: cursor_secret
+-- What page cursors are signed with: the same for every controller.
+select s.value from llmgw_core.secret s where s.name = 'cursor';
