@@ -1,0 +1,104 @@
+"""What requests may carry: bodies and query parameters, unknown fields refused."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from controller.api.paging import PageQuery
+from controller.catalog.definition import Catalog
+from controller.catalog.profile import Strict
+from controller.catalog.units import Seconds  # noqa: TC001 - pydantic needs it at run time
+
+NODE_ID: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+BIGGEST: Final = 2**63 - 1
+DAY_S: Final = 86400.0
+
+
+class NoQuery(Strict):
+    """A path without query parameters."""
+
+
+class ReplicasQuery(PageQuery):
+    """Which replicas."""
+
+    model: str | None = None
+
+
+class DecisionsQuery(PageQuery):
+    """Which decisions, newest first."""
+
+    limit: int = Field(100, ge=1, le=5000, description="rows of a page")
+    model: str | None = None
+    node: str | None = None
+    since: Seconds | None = Field(None, description='how far back, as "24h"')
+
+
+class ExplainQuery(Strict):
+    """Which model."""
+
+    model: str = Field(min_length=1)
+
+
+class LogsQuery(Strict):
+    """Which log and how much of it."""
+
+    shard: int | None = Field(None, ge=1, le=BIGGEST, description="absent: the agent's own log")
+    lines: int = Field(100, ge=1, le=10_000)
+    follow: bool = Field(False, description="server-sent events until the client leaves")
+
+
+class ApplyQuery(Strict):
+    """Whether to keep it."""
+
+    dry_run: bool = False
+
+
+class NodeStateBody(Strict):
+    """The operator's word on a node."""
+
+    state: Literal["ready", "uncordon", "cordoned", "cordon", "draining", "drain"]
+    reason: str | None = Field(None, max_length=500)
+
+
+class EnrollBody(Strict):
+    """An enrolment token for one node, or for any new nodes."""
+
+    node: str | None = Field(None, pattern=NODE_ID, description="absent: any new node")
+    uses: int = Field(1, ge=1, le=10_000)
+    ttl: Seconds = Field(3600.0, gt=0, description='how long it admits, as "1h"')
+
+
+class ScaleBody(Strict):
+    """How many replicas."""
+
+    min: int = Field(ge=0, le=10_000)
+    max: int | None = Field(None, ge=1, le=10_000, description="absent: follows min, at least 1")
+    idle_timeout: Seconds | None = Field(None, gt=0, description="absent: stays")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"max {self.max} is under min {self.min}: raise max or lower min")
+        return self
+
+
+class CatalogBody(Catalog):
+    """A whole catalog file; what it declared before and no longer does is removed."""
+
+    file: str = Field(
+        min_length=1, max_length=1000, description="absolute name under which it is kept"
+    )
+
+
+class KeyBody(Strict):
+    """A key for clients."""
+
+    name: str = Field(min_length=1, max_length=200, description="whose or what for")
+    models: list[str] | None = Field(None, min_length=1, description="absent: every model")
+    expires: Seconds | None = Field(None, gt=0, description='from now, as "90d"; absent: never')
+
+
+class Nothing(Strict):
+    """A body without fields."""

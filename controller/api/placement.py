@@ -1,0 +1,51 @@
+"""Handlers of what runs and why: replicas, explanations, decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from controller.api.bodies import BIGGEST
+from controller.api.errors import ApiError
+from controller.api.paging import Page, PageQuery, page
+
+if TYPE_CHECKING:
+    from controller.api.call import Call
+
+
+async def replicas(call: Call) -> Page:
+    """Replicas that are not gone."""
+    return await page(call.pool, call.cursors, "replicas", call.query, call.query.model, None)
+
+
+async def replica(call: Call) -> Any:
+    """One replica."""
+    text = call.path["id"]
+    if not (text.isascii() and text.isdigit() and int(text) <= BIGGEST):
+        raise ApiError(400, f"{text!r} is no replica id: these are numbers, see llmgwctl replicas")
+    found = await page(call.pool, call.cursors, "replicas", PageQuery(), None, int(text))
+    if not found:
+        raise ApiError(
+            404,
+            f"there is no replica {text}, or it is gone: llmgwctl replicas lists those there are, "
+            "llmgwctl decisions tells what became of others",
+        )
+    return found[0]
+
+
+async def explain(call: Call) -> Any:
+    """The latest attempt to place a model."""
+    found = await call.value("explain_placement", call.query.model)
+    if found is None:
+        raise ApiError(
+            404,
+            f"there is no model {call.query.model} in the catalog: llmgwctl models lists them",
+        )
+    return found
+
+
+async def decisions(call: Call) -> Page:
+    """What was decided, newest first."""
+    query = call.query
+    return await page(
+        call.pool, call.cursors, "decisions", query, query.model, query.node, query.since
+    )

@@ -1,0 +1,152 @@
+"""Answers that are no rows of a view: the summary's parts and what a change came to."""
+
+from __future__ import annotations
+
+from controller.api.views import PLAIN_NAMES, Answer
+
+
+class GpuCapacity(Answer):
+    """Cards of one class."""
+
+    class_: str
+    total: int
+    used: int
+    free: int
+    unhealthy: int
+    unavailable: int
+
+    model_config = PLAIN_NAMES
+
+
+class Unplaceable(Answer):
+    """A model without a place."""
+
+    name: str
+    reason: str | None = None
+
+
+class ModelTotals(Answer):
+    """Models of the catalog."""
+
+    total: int
+    satisfied: int
+    unplaceable: list[Unplaceable]
+
+
+class IdleReplica(Answer):
+    """A replica that nobody has used for a while."""
+
+    name: str
+    replica: int
+    idle_seconds: float
+    gpus: int
+
+
+class RouterTotals(Answer):
+    """All routers over the last minute."""
+
+    requests_per_s: float
+    errors: int
+    in_flight: int | None = None
+
+
+class ControllerTotals(Answer):
+    """Control and router processes alive, and who leads."""
+
+    alive: int
+    routers: int
+    leader: str | None = None
+    term: int | None = None
+    since: str | None = None
+
+
+class DatabaseFigures(Answer):
+    """Postgres's own figures."""
+
+    version: str
+    notify_queue: float
+    oldest_transaction_s: float | None = None
+
+
+class Summary(Answer):
+    """The fleet at a glance."""
+
+    gpus: list[GpuCapacity]
+    nodes: dict[str, int]
+    replicas: dict[str, int]
+    models: ModelTotals
+    idle_replicas: list[IdleReplica]
+    router: RouterTotals
+    controllers: ControllerTotals
+    database: DatabaseFigures
+
+
+class NodeState(Answer):
+    """The operator's word that is now in force."""
+
+    id: str
+    state: str
+
+
+class Enrolment(Answer):
+    """An enrolment token, shown once."""
+
+    token: str
+    node: str | None = None
+    uses: int
+    expires_at: str
+
+
+class Revoked(Answer):
+    """What may no longer be used."""
+
+    revoked: str
+
+
+class Added(Answer):
+    """A model that is in the catalog now; action is added, changed or unchanged."""
+
+    added: str
+    action: str
+
+
+class Removed(Answer):
+    """A model that is in the catalog no more."""
+
+    removed: str
+
+
+class Scaled(Answer):
+    """What is in force; idle_timeout in seconds."""
+
+    model: str
+    min: int
+    max: int
+    idle_timeout: float | None = None
+    on_demand: bool
+
+
+class ChangeView(Answer):
+    """What became of one object."""
+
+    action: str
+    kind: str
+    name: str
+
+
+class Applied(Answer):
+    """What a catalog changed, or would."""
+
+    file: str
+    dry_run: bool
+    changes: list[ChangeView]
+
+
+class NewKey(Answer):
+    """A new key. ``key`` is shown this once; only its hash is kept."""
+
+    id: str
+    name: str
+    key: str
+    models: list[str] | None = None
+    expires_at: str | None = None

@@ -1,0 +1,66 @@
+"""The one table of the admin API. Server, OpenAPI document and tests are made from it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controller.api import bodies, fleet, keys, logs, models, placement, results, views
+from controller.api.call import Route
+from controller.api.paging import PageQuery
+from controller.catalog.definition import Model
+
+PREFIX: Final = "/api/v1"
+
+ROUTES: Final = (
+    Route("GET", "/summary", fleet.summary, results.Summary, "The fleet at a glance"),
+    Route("GET", "/nodes", fleet.nodes, list[views.NodeView], "Every node", PageQuery),
+    Route("GET", "/nodes/{id}", fleet.node, views.NodeView, "One node"),
+    Route(
+        "POST", "/nodes/{id}/state", fleet.set_state, results.NodeState,
+        "Cordon, drain or give back a node; acted on at once", body=bodies.NodeStateBody,
+    ),
+    Route(
+        "POST", "/nodes/enroll", fleet.enroll, results.Enrolment,
+        "Make an enrolment token, shown once", body=bodies.EnrollBody,
+    ),
+    Route(
+        "POST", "/nodes/{id}/revoke", fleet.revoke, results.Revoked,
+        "Lock a node's agent out", body=bodies.Nothing,
+    ),
+    Route(
+        "GET", "/nodes/{id}/logs", logs.logs, None,
+        "Tail of the agent's or a shard's log, as text or server-sent events", bodies.LogsQuery,
+        deadline_s=logs.ANSWER_S + 10,
+    ),
+    Route("GET", "/models", models.models, list[views.ModelView], "The catalog", PageQuery),
+    Route("POST", "/models", models.add, results.Added, "Add or change a model", body=Model),
+    Route("DELETE", "/models/{name}", models.remove, results.Removed, "Remove a model"),
+    Route(
+        "POST", "/models/{name}/scale", models.scale, results.Scaled,
+        "How many replicas a model has", body=bodies.ScaleBody,
+    ),
+    Route(
+        "POST", "/catalog", models.apply_catalog, results.Applied,
+        "Apply a catalog file, or show what it would change",
+        bodies.ApplyQuery, bodies.CatalogBody,
+    ),
+    Route(
+        "GET", "/replicas", placement.replicas, list[views.ReplicaView],
+        "Replicas that are not gone", bodies.ReplicasQuery,
+    ),
+    Route("GET", "/replicas/{id}", placement.replica, views.ReplicaView, "One replica"),
+    Route(
+        "GET", "/explain-placement", placement.explain, views.ExplainView,
+        "Why a model is or is not placed", bodies.ExplainQuery,
+    ),
+    Route(
+        "GET", "/decisions", placement.decisions, list[views.DecisionView],
+        "What was decided, newest first", bodies.DecisionsQuery,
+    ),
+    Route("GET", "/keys", keys.keys, list[views.KeyView], "Clients' keys", PageQuery),
+    Route("POST", "/keys", keys.create, results.NewKey, "Make a key, shown once",
+          body=bodies.KeyBody),
+    Route("DELETE", "/keys/{id}", keys.revoke, results.Revoked, "Revoke a key"),
+    Route("GET", "/weights", fleet.weights, list[views.WeightView],
+          "Weights on the nodes' disks", PageQuery),
+)  # fmt: skip

@@ -1,0 +1,220 @@
+"""The answers of the admin API as models: they document, and tests compare them with the SQL views.
+
+Rows come from Postgres as JSON with nulls dropped: a field that is absent is unknown. Nothing here
+changes a value on its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+PLAIN_NAMES = ConfigDict(extra="forbid", alias_generator=lambda name: name.removesuffix("_"))
+"""For fields named after a keyword of Python's: class_ is class."""
+
+
+class Answer(BaseModel):
+    """Fields of an answer; an optional one is absent when unknown."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class LoadView(Answer):
+    """Fast facts of a node; absent when older than 60 s."""
+
+    cpu_percent: float | None = None
+    cpus: float | None = None
+    load1: float | None = None
+    load5: float | None = None
+    load15: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    memory_percent: float | None = None
+    age_seconds: float
+
+
+class GPUView(Answer):
+    """One card."""
+
+    index: int
+    uuid: str
+    name: str
+    class_: str
+    memory_mb: int | None = None
+    memory_used_mb: int | None = None
+    utilization_percent: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    healthy: bool
+    problems: list[str] | None = None
+    numa: int | None = None
+    shard: int | None = None
+
+    model_config = PLAIN_NAMES
+
+
+class ProvisionView(Answer):
+    """An engine being installed, or that could not be."""
+
+    engine: str
+    version: str | None = None
+    state: str
+    error: str | None = None
+
+
+class NodeView(Answer):
+    """One machine."""
+
+    id: str
+    state: str
+    state_reason: str | None = None
+    gpu_total: int
+    gpu_free: int
+    gpu_classes: list[str] | None = None
+    memory_gb: float | None = None
+    replicas: int
+    last_seen_ago: float | None = None
+    hostname: str | None = None
+    mgmt_addr: str | None = None
+    os: str | None = None
+    agent_version: str | None = None
+    warnings: list[str] | None = None
+    disk_free_gb: float | None = None
+    disk_total_gb: float | None = None
+    unhealthy_gpus: list[str] | None = None
+    engines: list[str] | None = None
+    provision: list[ProvisionView] | None = None
+    models_on_disk: list[str] | None = None
+    labels: dict[str, str] | None = None
+    load: LoadView | None = None
+    gpus: list[GPUView] | None = None
+
+
+class ModelView(Answer):
+    """One model of the catalog and what runs of it."""
+
+    name: str
+    description: str | None = None
+    aliases: list[str] | None = None
+    source: str
+    min_replicas: int
+    max_replicas: int
+    ready_replicas: int
+    total_replicas: int
+    fallbacks: list[str] | None = None
+    profiles: list[str] | None = None
+    on_demand: bool
+    origin: str
+    origin_file: str | None = None
+    idle_timeout: float | None = None
+    updated_at: str
+    updated_by: str
+
+
+class FetchView(Answer):
+    """Weights on their way; percent is absent when the total is unknown."""
+
+    source: str | None = None
+    bytes_done: int
+    bytes_total: int | None = None
+    percent: float | None = None
+
+
+class ShardView(Answer):
+    """A replica's part on one node."""
+
+    id: int
+    node: str
+    rank: int
+    gpus: list[int]
+    state: str
+    error: str | None = None
+    fetch: FetchView | None = None
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+
+
+class ReplicaView(Answer):
+    """One serving unit; idle_seconds is -1 when no router has reported any use."""
+
+    id: int
+    model: str
+    profile: str | None = None
+    state: str
+    pool: str | None = None
+    nodes: list[str] | None = None
+    age_seconds: float
+    idle_seconds: float
+    endpoint: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    restarts: int
+    in_flight: int | None = None
+    stale: bool
+    backoff_until: str | None = None
+    drain_deadline: str | None = None
+    shards: list[ShardView]
+
+
+class RejectionView(Answer):
+    """Why one candidate did not fit."""
+
+    profile: str
+    pool: str | None = None
+    node: str | None = None
+    code: str
+    reason: str
+    need: str | None = None
+    have: str | None = None
+
+
+class ExplainView(Answer):
+    """The latest attempt to place a model; outcome tells satisfied from never attempted."""
+
+    model: str
+    placed: bool
+    at: str | None = None
+    checked_at: str | None = None
+    outcome: str
+    refused: int
+    main_reason: str | None = None
+    rejections: list[RejectionView] | None = None
+
+
+class DecisionView(Answer):
+    """One item of a plan, or a refusal."""
+
+    id: int
+    at: str
+    term: int
+    kind: str
+    model: str | None = None
+    replica: int | None = None
+    node: str | None = None
+    reason: str
+    detail: Any = None
+
+
+class KeyView(Answer):
+    """A client's key, without anything secret; models absent: every model."""
+
+    id: str
+    name: str
+    models: list[str] | None = None
+    created_by: str
+    created_at: str
+    expires_at: str | None = None
+    revoked_at: str | None = None
+    state: str
+
+
+class WeightView(Answer):
+    """Model weights on a node's disk."""
+
+    node: str
+    source: str
+    path: str
+    bytes: int | None = None
+    complete: bool
+    in_catalog: bool

@@ -1,0 +1,82 @@
+"""Writes a checked catalog: one transaction under the catalog's lock, undone for a dry run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from controller.catalog.checks import Known, check
+from controller.catalog.reading import read_file
+from sql import queries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from controller.catalog.definition import Catalog
+    from sql.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of one object: added, changed, unchanged or removed."""
+
+    action: str
+    kind: str
+    name: str
+
+
+async def apply(
+    pool: Pool,
+    catalog: Catalog,
+    actor: str,
+    *,
+    origin: str,
+    file: str | None = None,
+    prune: bool,
+    dry_run: bool = False,
+) -> list[Change]:
+    """Applies a catalog; with ``prune`` what the same origin and file declared before is removed.
+
+    Raises CatalogError for a definition that cannot stand, sql.errors.Refused when another origin
+    declares the same object, DatabaseAway.
+    """
+    pools = [{"name": n, "labels": p.labels} for n, p in sorted(catalog.pools.items())]
+    models = [model.document() for model in catalog.models]
+    text = queries("admin")
+    async with pool.transaction(rollback=dry_run) as connection:
+        await connection.execute(text["catalog_lock"])
+        there = await connection.fetchval(text["catalog_known"])
+        check(catalog, _known(there, catalog, origin, file, prune=prune))
+        rows = await connection.fetch(
+            text["catalog_apply"], actor, pools, models, origin, file, prune
+        )
+    return [Change(row["action"], row["kind"], row["name"]) for row in rows]
+
+
+async def apply_file(pool: Pool, path: Path, actor: str, *, dry_run: bool = False) -> list[Change]:
+    """Reads and applies a catalog file, pruning what it no longer declares."""
+    catalog = await trio.to_thread.run_sync(read_file, path)
+    name = str(await trio.Path(path).absolute())
+    return await apply(pool, catalog, actor, origin="file", file=name, prune=True, dry_run=dry_run)
+
+
+def _known(
+    there: dict[str, Any], catalog: Catalog, origin: str, file: str | None, *, prune: bool
+) -> Known:
+    """Others' objects, and our own former ones unless they are about to be removed or replaced."""
+    models = {model.name for model in catalog.models}
+
+    def stays(row: dict[str, Any], replaced: bool) -> bool:
+        ours = (row["origin"], row["origin_file"]) == (origin, file)
+        return not replaced and not (ours and prune)
+
+    kept = [row for row in there["models"] if stays(row, row["name"] in models)]
+    return Known(
+        models=frozenset(row["name"] for row in kept),
+        aliases={alias: row["name"] for row in kept for alias in row["aliases"]},
+        pools=frozenset(
+            row["name"] for row in there["pools"] if stays(row, row["name"] in catalog.pools)
+        ),
+    )

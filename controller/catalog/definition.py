@@ -1,0 +1,155 @@
+"""The form of a catalog: pools and models, with every rule that one object can break alone.
+
+Profiles are in `profile.py`; rules between objects (names taken, missing fallbacks) in `checks.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from controller.catalog.profile import Profile, Strict
+from controller.catalog.units import Seconds  # noqa: TC001 - pydantic needs it at run time
+
+POOL_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,62}"
+SOURCES: Final = "hf:org/repo[@revision][/file], file:/path or https://host/file[#sha256=HEX]"
+_HF: Final = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(/.+)?")
+
+
+def served_name(value: str) -> str:
+    """A name that clients may ask for: any script, but nothing that URLs or terminals trip over."""
+    if not 1 <= len(value) <= 200:
+        raise ValueError("a name has 1 to 200 characters")
+    odd = (c for c in value if c.isspace() or unicodedata.category(c) in ("Cc", "Cs"))
+    if (character := next(odd, None)) is not None:
+        raise ValueError(
+            f"the name {value!r} has {character!r}: use no spaces or control characters"
+        )
+    if any(part in ("", ".", "..") for part in value.split("/")):
+        raise ValueError(f"the name {value!r} has an empty or dot part, which URLs drop")
+    return value
+
+
+def _once(names: list[str], what: str) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"the {what} {twice} is there twice: drop one")
+
+
+class Pool(Strict):
+    """A label selector: a node belongs when each label has one of its values."""
+
+    labels: dict[str, list[str]] = Field(
+        default_factory=dict, description="label -> accepted value or values"
+    )
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {k: [v] if isinstance(v, str) else v for k, v in value.items()}
+
+    @field_validator("labels")
+    @classmethod
+    def _possible(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        for label, accepted in value.items():
+            if not accepted:
+                raise ValueError(f"{label} accepts no value, so no node could ever belong: drop it")
+        return {label: sorted(set(accepted)) for label, accepted in value.items()}
+
+
+class Model(Strict):
+    """A model that clients may ask for, and how to run it."""
+
+    name: str
+    description: str | None = None
+    aliases: list[str] = Field(default_factory=list)
+    source: str = Field(description=SOURCES)
+    min_replicas: int = Field(1, ge=0, le=10_000, description="0: on demand")
+    max_replicas: int | None = Field(
+        None, ge=1, le=10_000, description="absent: as min_replicas, at least 1"
+    )
+    idle_timeout: Seconds | None = Field(None, gt=0)
+    fallbacks: list[str] = Field(
+        default_factory=list, description="models that answer instead, in order"
+    )
+    profiles: list[Profile] = Field(description="ways to run it, first choice first")
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        return served_name(value)
+
+    @field_validator("aliases")
+    @classmethod
+    def _aliases(cls, value: list[str]) -> list[str]:
+        return sorted(served_name(alias) for alias in value)
+
+    @field_validator("source")
+    @classmethod
+    def _source(cls, value: str) -> str:
+        scheme, _, rest = value.partition(":")
+        if scheme == "s3":
+            raise ValueError(f"agents cannot fetch {value!r} yet: use {SOURCES}")
+        fits = (
+            (scheme == "hf" and _HF.fullmatch(rest) is not None and ".." not in rest)
+            or (scheme == "file" and urlsplit(value).path.startswith("/"))
+            or (scheme in ("https", "http") and bool(urlsplit(value).hostname))
+        )
+        if not fits or "\0" in value:
+            raise ValueError(f"{value!r} is none of {SOURCES}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"min_replicas {self.min_replicas} is over max_replicas {self.max_replicas}: "
+                "raise the latter or lower the former"
+            )
+        if not self.profiles:
+            raise ValueError("it has no profiles: add one that says how to run it")
+        _once([p.name for p in self.profiles], "profile")
+        _once(self.aliases, "alias")
+        _once(self.fallbacks, "fallback")
+        if self.name in self.aliases:
+            raise ValueError(f"its alias {self.name} is its own name: drop the alias")
+        if self.name in self.fallbacks:
+            raise ValueError("it is its own fallback: name another model")
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """The model as llmgw_core.model_put takes it."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "source": self.source,
+            "min_replicas": self.min_replicas,
+            "max_replicas": self.max_replicas or max(self.min_replicas, 1),
+            "idle_timeout_s": self.idle_timeout,
+            "aliases": self.aliases,
+            "fallbacks": self.fallbacks,
+            "profiles": [profile.document(self.source) for profile in self.profiles],
+        }
+
+
+class Catalog(Strict):
+    """What one file or one call declares."""
+
+    pools: dict[str, Pool] = Field(default_factory=dict)
+    models: list[Model] = Field(default_factory=list)
+
+    @field_validator("pools")
+    @classmethod
+    def _pool_names(cls, value: dict[str, Pool]) -> dict[str, Pool]:
+        for name in value:
+            if not re.fullmatch(POOL_NAME, name):
+                raise ValueError(
+                    f"{name!r} is no pool name: up to 63 of a-z 0-9 . _ -, a letter or digit first"
+                )
+        return value

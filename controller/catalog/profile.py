@@ -1,0 +1,150 @@
+"""The form of a profile: one way to run a model, with every rule that it can break alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic needs it at run time
+
+ENGINES: Final = ("llamacpp", "vllm", "sglang", "command")
+ARCHITECTURES: Final = {
+    "x86_64": "x86_64",
+    "amd64": "x86_64",
+    "x86-64": "x86_64",
+    "aarch64": "aarch64",
+    "arm64": "aarch64",
+}
+COMMAND_FIELDS: Final = ("port", "host", "model", "gpus", "source_path")
+MOST_GPUS: Final = 64
+"""Cards of one node: what an agent may report."""
+PROFILE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_FIELD: Final = re.compile(r"\{([a-z_]+)\}")
+_MATTERS: Final = (
+    "source",
+    "engine",
+    "engine_version",
+    "args",
+    "env",
+    "command",
+    "gpus",
+    "gpu_class",
+    "gpu_memory_mib",
+    "share",
+    "cpus",
+    "memory_mib",
+    "shards",
+)
+
+
+class Strict(BaseModel):
+    """A form that refuses fields it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _word(value: object) -> object:
+    # Engine options are words; in TOML people write numbers without quotes.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if number else value
+
+
+Word = Annotated[str, BeforeValidator(_word), Field(max_length=32_000)]
+
+
+class Profile(Strict):
+    """One way to run a model. The first profile of a model is its first choice."""
+
+    name: str = Field(pattern=PROFILE_NAME)
+    engine: str = Field(description=f"one of {', '.join(ENGINES)}")
+    engine_version: str | None = Field(None, min_length=1)
+    args: list[Word] = Field(default_factory=list, description="added to the engine's command line")
+    env: dict[str, Word] = Field(default_factory=dict)
+    command: list[Word] | None = Field(
+        None, description="of engine command: argv with {port} {host} {model} {gpus} {source_path}"
+    )
+    health_path: str | None = Field(None, pattern="^/", description="answers 200 when ready")
+    pool: str | None = Field(None, description="pool whose nodes may run it; absent: any node")
+    gpu_class: str | None = Field(None, min_length=1)
+    gpus: int = Field(0, ge=0, le=MOST_GPUS, description="cards per shard")
+    gpu_memory: Mebibytes | None = Field(None, description="per card; with share, what is claimed")
+    share: bool = Field(False, description="several replicas may share a card")
+    cpus: float | None = Field(None, gt=0, le=10_000)
+    memory: Mebibytes | None = Field(None, description="host memory")
+    arch: str | None = None
+    cpu_flags: list[str] = Field(default_factory=list)
+    shards: int = Field(1, ge=1, le=1024, description="nodes per replica")
+    start_deadline: Seconds | None = Field(None, gt=0)
+    stop_grace: Seconds | None = None
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        if value not in ENGINES:
+            raise ValueError(f"there is no engine {value!r}: there are {', '.join(ENGINES)}")
+        return value
+
+    @field_validator("arch")
+    @classmethod
+    def _known_arch(cls, value: str | None) -> str | None:
+        if value is not None and value not in ARCHITECTURES:
+            raise ValueError(f"no node has the architecture {value!r}: write x86_64 or aarch64")
+        return ARCHITECTURES[value] if value is not None else None
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(f"{name!r} cannot be an environment variable: no = and no NUL")
+        return value
+
+    @field_validator("args", "command")
+    @classmethod
+    def _words(cls, value: list[str] | None) -> list[str] | None:
+        if any("\0" in word for word in value or []):
+            raise ValueError("a NUL character cannot be passed to a program")
+        return value
+
+    @model_validator(mode="after")
+    def _command(self) -> Self:
+        if self.engine == "command" and not self.command:
+            raise ValueError('engine command needs a command: ["prog", "--port", "{port}"]')
+        if self.engine != "command" and self.command is not None:
+            raise ValueError(
+                f"command belongs to engine command: the options of {self.engine} go into args"
+            )
+        for field in (name for word in self.command or [] for name in _FIELD.findall(word)):
+            if field not in COMMAND_FIELDS:
+                known = ", ".join(COMMAND_FIELDS)
+                raise ValueError(f"the command has {{{field}}}, which is none of {known}")
+        return self
+
+    @model_validator(mode="after")
+    def _cards(self) -> Self:
+        if self.gpus == 0 and (self.gpu_class or self.gpu_memory or self.share):
+            raise ValueError(
+                "it describes cards (gpu_class, gpu_memory or share) and wants none: set gpus"
+            )
+        if self.share and self.gpu_memory is None:
+            raise ValueError("share needs gpu_memory: how much of the card a replica claims")
+        return self
+
+    def document(self, source: str) -> dict[str, Any]:
+        """The profile as a row of llmgw_core.profile, without model and position."""
+        found = self.model_dump()
+        found["gpu_memory_mib"] = found.pop("gpu_memory")
+        found["memory_mib"] = found.pop("memory")
+        found["start_deadline_s"] = found.pop("start_deadline")
+        found["stop_grace_s"] = found.pop("stop_grace")
+        return found | {"fingerprint": fingerprint(found | {"source": source})}
+
+
+def fingerprint(facts: dict[str, Any]) -> str:
+    """Short SHA-256 of what matters to a running engine: no names, pool or deadlines."""
+    chosen = {name: facts.get(name) for name in _MATTERS}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
