@@ -19,13 +19,14 @@ select g.node_id, g.uuid, l.fast,
      from llmgw_core.gpu_claim c where c.node_id = g.node_id and c.gpu_uuid = g.uuid) as claims,
     case when not g.healthy then 'unhealthy'
          when exists (select 1 from llmgw_core.gpu_claim c where c.node_id = g.node_id and c.gpu_uuid = g.uuid) then 'used'
+         when l.fast->>'memory_foreign_mib' is null then 'unknown'
          when (l.fast->>'memory_foreign_mib')::bigint > 512 then 'foreign'
          else 'free' end as state
 from llmgw_core.gpu g
 left join lateral (
     select x.gpus->g.uuid as fast from llmgw_core.node_load x
     where x.node_id = g.node_id and x.at > clock_timestamp() - llmgw_core.seconds('load_stale')) l on true;
-comment on view llmgw_core.gpu_state is 'Cards with their fast facts (null when stale) and one word: unhealthy, used, foreign (held by processes outside llmgw, over 512 MiB) or free.';
+comment on view llmgw_core.gpu_state is 'Cards with their fast facts (null when stale) and one word: unhealthy, used, foreign (held by processes outside llmgw, over 512 MiB), unknown (nobody said whether they hold it) or free.';
 
 create or replace view llmgw.gpus as
 select g.node_id as node, g.index, g.uuid, g.name, g.class, s.state, g.memory_mib as memory_mb,
@@ -93,7 +94,7 @@ create or replace view llmgw.gpu_capacity as
 select class, count(*)::int as total, count(*) filter (where g.state = 'used')::int as used,
     count(*) filter (where g.state = 'free' and s.state = 'ready')::int as free,
     count(*) filter (where g.state = 'unhealthy')::int as unhealthy,
-    count(*) filter (where g.state = 'foreign' or (g.state = 'free' and s.state <> 'ready'))::int as unavailable
+    count(*) filter (where g.state in ('foreign', 'unknown') or (g.state = 'free' and s.state <> 'ready'))::int as unavailable
 from llmgw.gpus g join llmgw_core.node_state s on s.node_id = g.node
 group by class order by class;
-comment on view llmgw.gpu_capacity is 'Cards per class. free counts ready nodes only; unavailable is free cards on other nodes and cards that foreign processes hold; unhealthy ones are neither used nor free.';
+comment on view llmgw.gpu_capacity is 'Cards per class. free counts ready nodes only; unavailable is free cards on other nodes and cards that foreign processes hold or may hold; unhealthy ones are neither used nor free.';
