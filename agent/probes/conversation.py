@@ -6,14 +6,12 @@ of CPU, asking a running child a hundredth of that. The child ends with us: its 
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from typing import TYPE_CHECKING, Final, Self
 
 import trio
 
-from agent.probes.root import KILL_WAIT_S, OUTPUT_LIMIT, ToolResult
+from agent.probes.root import OUTPUT_LIMIT, ToolResult, kill, stuck_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +50,8 @@ class Conversation:
         A child that is silent for too long or ends is gone afterwards, and the result says so;
         what it had answered is in `stdout`. Waiting for another question to end counts as well.
         """
+        if self._process is None and (stuck := stuck_processes()):
+            return ToolResult(error=f"{self.argv[0]}: not started: {stuck}")
         out = bytearray()
         finished, code = False, None
         with trio.move_on_after(timeout_s) as scope:
@@ -72,9 +72,9 @@ class Conversation:
         return ToolResult(stdout=text, exit_code=code, error=_why(self.argv[0], code))
 
     async def _exchange(self, question: str, out: bytearray, last: Callable[[str], bool]) -> bool:
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._process = await self._start()
+        if self._process is not None and self._process.poll() is not None:
+            await self.end()  # it died since the last question
+        process = self._process = self._process or await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         await process.stdin.send_all(question.encode() + b"\n")
@@ -110,13 +110,9 @@ class Conversation:
                 if stream is not None:
                     await trio.aclose_forcefully(stream)
             with trio.move_on_after(0.1):  # one that died by itself tells its own exit status
-                return await process.wait()
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass  # it ended just now
-            with trio.move_on_after(KILL_WAIT_S):
                 await process.wait()
+            if process.returncode is None:
+                await kill(process)
         return process.returncode
 
 

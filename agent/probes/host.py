@@ -163,8 +163,8 @@ def memory(meminfo: Mapping[str, int], nodes: Iterable[NumaNode] = ()) -> Memory
 def parse_os_release(text: str) -> str | None:
     """The name of the operating system for people: PRETTY_NAME, else NAME and VERSION."""
     fields: dict[str, str] = {}
-    for line in text.splitlines():
-        key, equals, value = line.strip().partition("=")
+    for line in text[:65536].splitlines():
+        key, equals, value = line[:4096].strip().partition("=")
         if not equals or key.startswith("#"):
             continue
         try:

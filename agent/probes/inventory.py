@@ -3,7 +3,7 @@
 `slow_facts` (host, GPUs, engines, disks) are for each minute and on change, `fast_facts` for each
 sync. Every function returns, whatever the machine does: unknown fields are left out, and none
 takes longer than the deadlines of its probes together. Run them beside the sync, not within it:
-a hanging driver costs `slow_facts` up to a minute and `fast_facts` ten seconds. Open one
+a hanging driver costs `slow_facts` up to a minute and `fast_facts` thirteen seconds. Open one
 `nvml.converse()` for the life of the agent and hand it in as `child`.
 """
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 KERNEL_TIMEOUT_S: Final = 5.0
 """For files of /proc and /sys, which answer in microseconds unless the machine is stuck."""
-FAST_GPU_TIMEOUT_S: Final = 5.0
+FAST_SMI_TIMEOUT_S: Final = 5.0
 NVIDIA_SIGNS: Final = (
     "/proc/driver/nvidia/version",
     "/dev/nvidiactl",
@@ -178,10 +178,9 @@ async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = Non
     )
     found, works = gpus.Gpus(), False
     if asks:
-        limit = FAST_GPU_TIMEOUT_S if fast else nvml.TIMEOUT_S
-        found, works = await nvml.read(root, fast=fast, child=child or nvml.CHILD, timeout_s=limit)
+        found, works = await nvml.read(root, fast=fast, child=child or nvml.CHILD)
     if not works:
-        other = await smi.read(root, FAST_GPU_TIMEOUT_S if fast else smi.TIMEOUT_S)
+        other = await smi.read(root, FAST_SMI_TIMEOUT_S if fast else smi.TIMEOUT_S)
         found = other if other.cards else replace(found, error=found.error or other.error)
     if fast:
         return found

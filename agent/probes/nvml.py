@@ -31,6 +31,9 @@ HOME: Final = Path(agent.__file__).resolve().parent.parent
 TIMEOUT_S: Final = 30.0
 RUN_TIMEOUT_S: Final = 10.0
 """One start of the child: waking eight cards without the persistence daemon takes seconds."""
+FAST_TIMEOUT_S: Final = 8.0
+FAST_RUN_TIMEOUT_S: Final = 3.0
+"""A running child answers in milliseconds; time for a new one after a card has hung is in it."""
 MAX_RUNS: Final = 8
 MAX_GPUS: Final = 256
 GPU_IS_LOST: Final = 15
@@ -176,14 +179,17 @@ async def read(
     *,
     fast: bool = False,
     child: Sequence[str] | Conversation = CHILD,
-    timeout_s: float = TIMEOUT_S,
-    run_timeout_s: float = RUN_TIMEOUT_S,
+    timeout_s: float | None = None,
+    run_timeout_s: float | None = None,
 ) -> tuple[Gpus, bool]:
     """All cards, and whether NVML is there at all (False: try nvidia-smi).
 
-    `fast` leaves out names and memory health. Takes at most `timeout_s` seconds. `child` is a
-    program to start for this question, or a conversation with one that stays.
+    `fast` leaves out names and memory health. `child` is a program to start for this question, or a
+    conversation with one that stays. Takes at most `timeout_s` seconds and `run_timeout_s` for each
+    start of the child; without them the limits above.
     """
+    timeout_s = timeout_s or (FAST_TIMEOUT_S if fast else TIMEOUT_S)
+    run_timeout_s = run_timeout_s or (FAST_RUN_TIMEOUT_S if fast else RUN_TIMEOUT_S)
     answers = Answers()
     deadline = trio.current_time() + timeout_s
     for _ in range(MAX_RUNS):
@@ -221,6 +227,9 @@ def _is_last(line: str) -> bool:
 
 def _blame(answers: Answers, result: ToolResult) -> bool:
     """Put the end of a child down to the card it was asking; False when it was asking none."""
+    if result.exit_code is None and not result.timed_out:
+        answers.error = f"NVML: {result.error}"  # it was never started
+        return False
     how = "hung" if result.timed_out else f"crashed ({result.error or 'no reason given'})"
     if answers.at is None:
         answers.error = f"NVML: the probe {how} before or between GPUs"

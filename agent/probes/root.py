@@ -35,9 +35,12 @@ KILL_WAIT_S: Final = 1.0
 AFTER_EXIT_S: Final = 1.0
 """How long output is still read after a tool has ended."""
 MAX_STUCK_THREADS: Final = 16
+MAX_STUCK_PROCESSES: Final = 4
+"""Killed tools that the kernel has not let go; with so many, asking again only adds more."""
 
 _stuck: set[str] = set()
 _stuck_lock = threading.Lock()
+_unreaped: list[trio.Process] = []
 _limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("probe_threads")
 
 
@@ -110,6 +113,8 @@ class Root:
         self, argv: Sequence[str], timeout_s: float, *, cwd: Path | None = None
     ) -> ToolResult:
         """Run a tool with a deadline in seconds; kills its whole process group at the end of it."""
+        if stuck := stuck_processes():
+            return ToolResult(error=f"{argv[0]}: not started: {stuck}")
         program = await bounded(partial(self.find, argv[0]), key=f"which {argv[0]}", timeout_s=2)
         if program is None:
             return ToolResult(error=f"{argv[0]}: no such program in PATH")
@@ -195,7 +200,17 @@ async def _read(
 
 
 async def _end(process: trio.Process) -> int | None:
-    """Kill what is left of the tool's process group and reap it, never waiting for long."""
+    """Kill what is left of a tool and close our ends of its pipes."""
+    code = await kill(process)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+    return code
+
+
+async def kill(process: trio.Process) -> int | None:
+    """Kill a process and its group and reap it; one stuck in the kernel is left and remembered."""
     with trio.CancelScope(shield=True):
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -203,10 +218,18 @@ async def _end(process: trio.Process) -> int | None:
             pass  # all of it has ended already
         with trio.move_on_after(KILL_WAIT_S):
             await process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                await trio.aclose_forcefully(stream)
+    if process.poll() is None:
+        _unreaped.append(process)
     return process.returncode
+
+
+def stuck_processes() -> str | None:
+    """Why no further tool should be started: too many killed ones hang in the kernel still."""
+    _unreaped[:] = [process for process in _unreaped if process.poll() is None]
+    if len(_unreaped) < MAX_STUCK_PROCESSES:
+        return None
+    pids = ", ".join(str(process.pid) for process in _unreaped)
+    return f"{len(_unreaped)} earlier ones hang in the kernel although killed (pids {pids})"
 
 
 async def bounded(function: Callable[[], T], *, key: str, timeout_s: float) -> T | None:

@@ -7,11 +7,14 @@ every field on its own and ignores what it does not know. Pure, and raises nothi
 from __future__ import annotations
 
 import re
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from agent.probes import values
 from agent.probes.gpus import Gpu, Gpus, Process
+from agent.probes.root import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +23,12 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 20.0
 """Without the persistence daemon the driver wakes every card first: seconds on eight of them."""
+PARSE_TIMEOUT_S: Final = 5.0
 MAX_GPUS: Final = 256
 _LOST: Final = re.compile(
-    r"(?:handle for|GPU)\s*(?:GPU\s*)?((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
-    r"[^\n]*?(Unknown Error|GPU is lost[^\n]*|lost[^\n]*)",
+    r"(?:handle for|GPU)\s{0,4}(?:GPU\s{0,4})?"
+    r"((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
+    r"[^\n]{0,40}?(Unknown Error|GPU is lost[^\n]{0,80}|lost[^\n]{0,80})",
 )
 _ECC: Final = re.compile(r"(sram|dram)_uncorrectable(_parity|_secded)?")
 
@@ -53,7 +58,7 @@ def parse(text: str) -> Gpus:
 
 
 def _lost_cards(text: str) -> Iterator[Gpu]:
-    for match in _LOST.finditer(text):
+    for match in islice(_LOST.finditer(text), MAX_GPUS):
         why = match[2].strip().rstrip(".")
         yield Gpu(
             pci_bus_id=values.pci_bus_id(match[1]), problems=(f"lost: nvidia-smi says {why!r}",)
@@ -160,4 +165,9 @@ async def read(root: Root, timeout_s: float = TIMEOUT_S) -> Gpus:
     if result.exit_code is None and not result.stdout:
         missing = result.error is None or result.error.endswith("no such program in PATH")
         return Gpus(error=None if missing else result.error)
-    return parse(f"{result.stdout}\n{result.stderr}")
+    text = f"{result.stdout}\n{result.stderr}"
+    # In a thread: a tool gone wild prints megabytes, and reading them must not hold up the loop.
+    found = await bounded(
+        partial(parse, text), key="nvidia-smi document", timeout_s=PARSE_TIMEOUT_S
+    )
+    return found or Gpus(error=f"nvidia-smi -q -x: {len(text)} characters not read in time")

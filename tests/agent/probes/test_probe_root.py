@@ -9,23 +9,25 @@ from pathlib import Path
 import pytest
 import trio
 
+from agent.probes import root
+from agent.probes.conversation import Conversation
 from agent.probes.root import OUTPUT_LIMIT, Root, bounded
 
 
 def test_reads_below_the_prefix_only(machine):
-    root = machine({"/proc/meminfo": "MemTotal: 1 kB\n"})
-    assert root.read("/proc/meminfo") == "MemTotal: 1 kB\n"
-    assert root.read("/etc/os-release") is None
-    assert root.names("/proc") == ["meminfo"]
-    assert root.read("/proc\0") is None
-    assert not root.live
+    captured = machine({"/proc/meminfo": "MemTotal: 1 kB\n"})
+    assert captured.read("/proc/meminfo") == "MemTotal: 1 kB\n"
+    assert captured.read("/etc/os-release") is None
+    assert captured.names("/proc") == ["meminfo"]
+    assert captured.read("/proc\0") is None
+    assert not captured.live
     assert Root().live
 
 
 def test_binary_and_large_files_are_text_and_cut(machine, tmp_path):
-    root = machine({"/x": ""})
+    captured = machine({"/x": ""})
     (tmp_path / "root/x").write_bytes(b"\xff\x00" * 100_000)
-    assert len(root.read("/x", limit=70_001)) == 70_001
+    assert len(captured.read("/x", limit=70_001)) == 70_001
 
 
 def test_small_kernel_files_are_read_although_the_limit_is_large():
@@ -40,16 +42,16 @@ async def test_no_tool_of_the_live_machine_answers_for_a_captured_one(tmp_path):
 
 
 async def test_tool_output_is_kept_when_it_fails(machine):
-    root = machine({}, {"tool": "echo good; echo bad >&2; exit 14"})
-    result = await root.run(["tool"], 5)
+    captured = machine({}, {"tool": "echo good; echo bad >&2; exit 14"})
+    result = await captured.run(["tool"], 5)
     assert (result.stdout, result.stderr, result.exit_code) == ("good\n", "bad\n", 14)
     assert "exit status 14" in result.error
 
 
 async def test_hanging_tool_is_killed_with_its_children(machine, tmp_path):
     marker = tmp_path / "pid"
-    root = machine({}, {"tool": f"echo partly; sleep 600 & echo $! > {marker}; wait"})
-    result = await root.run(["tool"], 0.3)
+    captured = machine({}, {"tool": f"echo partly; sleep 600 & echo $! > {marker}; wait"})
+    result = await captured.run(["tool"], 0.3)
     assert result.timed_out
     assert result.stdout == "partly\n"
     assert "no answer within 0.3 s" in result.error
@@ -67,25 +69,25 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.slow
 async def test_child_that_keeps_the_pipe_open_does_not_hold_us_up(machine):
-    root = machine({}, {"tool": "sleep 600 & echo done"})
+    captured = machine({}, {"tool": "sleep 600 & echo done"})
     with trio.fail_after(5):
-        result = await root.run(["tool"], 60)
+        result = await captured.run(["tool"], 60)
     assert (result.stdout, result.exit_code) == ("done\n", 0)
 
 
 async def test_endless_output_is_cut(machine):
-    root = machine({}, {"tool": "exec /usr/bin/yes"})
+    captured = machine({}, {"tool": "exec /usr/bin/yes"})
     with trio.fail_after(10):
-        result = await root.run(["tool"], 10)
+        result = await captured.run(["tool"], 10)
     assert len(result.stdout) == OUTPUT_LIMIT
     assert "cut off" in result.error
     assert not result.timed_out
 
 
 async def test_unstartable_tool_is_an_answer(machine, tmp_path):
-    root = machine({}, {"tool": ""})
+    captured = machine({}, {"tool": ""})
     (tmp_path / "bin/tool").write_bytes(b"\x7fELF nonsense")
-    result = await root.run(["tool"], 5)
+    result = await captured.run(["tool"], 5)
     assert "cannot be started" in result.error
 
 
@@ -107,6 +109,21 @@ async def test_stuck_thread_is_given_up_and_not_doubled():
         # The thread tells nobody when it is through: asking again is the only way to know.
         while await bounded(lambda: "back", key="dead nfs", timeout_s=5) is None:  # noqa: ASYNC110
             await trio.sleep(0.01)
+
+
+async def test_no_more_tools_while_many_hang_in_the_kernel(machine):
+    # What the kernel does not let go is stood in for by what has not been killed.
+    sleepers = [await trio.lowlevel.open_process(["sleep", "600"]) for _ in range(4)]
+    root._unreaped.extend(sleepers)
+    result = await machine({}, {"tool": "echo never"}).run(["tool"], 5)
+    assert result.stdout == ""
+    assert "not started: 4 earlier ones hang in the kernel" in result.error
+    async with Conversation(("cat",), Path("/")) as link:
+        assert "not started" in (await link.ask("x", 5, bool)).error
+    for sleeper in sleepers:
+        sleeper.kill()
+        await sleeper.wait()
+    assert (await machine({}, {"tool": "echo again"}).run(["tool"], 5)).stdout == "again\n"
 
 
 async def test_two_callers_may_ask_the_same_at_once(nursery):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -92,6 +93,7 @@ FACT = st.dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(FACT, max_size=12), st.text(max_size=20))
 @example([{"gpu": 0, "field": "processes", "value": [[True, None], [1], [[], 2]]}], "")
@@ -124,3 +126,14 @@ def test_E13_effective_is_never_more_than_host_or_any_level(levels):
     for level in levels:
         if level.memory_limit is not None:
             assert usable.total_mib <= level.memory_limit // 2**20
+
+
+@pytest.mark.parametrize(
+    "piece", ["handle for GPU 0000:01:00.0", "GPU ", "1", "<gpu>", "cpu  1 2 "]
+)
+def test_megabytes_on_one_line_take_linear_time(piece):
+    text = piece * (500_000 // len(piece))
+    began = time.monotonic()
+    for parser in PARSERS:
+        parser(text)
+    assert time.monotonic() - began < 5, "0.3 s is usual; backtracking takes minutes"
