@@ -121,8 +121,10 @@ def _copy(
     with part.open("r+b" if start else "wb") as file:
         file.seek(start)
         done = start
-        while block := answer.read(BLOCK):
+        # read1: what came is on disk at once, and a killed download resumes after it.
+        while block := answer.read1(BLOCK):
             file.write(block)
+            file.flush()
             done += len(block)
             progress(done, total)
     if total is not None and done < total:

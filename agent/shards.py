@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 MAX_TAILS = 16
 """Log tails in one report: 4 KiB each, and a report is bounded to 256 KiB."""
 FIXED = ("replica", "model", "engine", "rank", "port", "source", "args", "command")
+WAYPOINTS = (
+    *("starting", "draining", "fetching", "provisioning", "assigned"),
+    *("ready", "stopped", "failed"),
+)
+"""States in the order in which a way may lead through them: nobody is called ready in passing."""
 log = structlog.get_logger()
 
 
@@ -37,7 +42,7 @@ def next_word(known: str, actual: str) -> str:
     queue = deque([known])
     while queue and actual not in before:
         here = queue.popleft()
-        for there in sorted(SHARD.get(here, ())):
+        for there in (state for state in WAYPOINTS if state in SHARD.get(here, ())):
             if there not in before:
                 before[there] = here
                 queue.append(there)
@@ -150,12 +155,16 @@ class Shards:
 
     def _begin(self, record: Record, assignment: Assignment) -> Shard:
         assert self._nursery is not None, "restore() comes first"
-        task = Shard(self._site, record, assignment)
+        task = self._make(record, assignment)
         self._tasks[record.shard] = task
         if not assignment.wanted:
             task.stop()
         self._nursery.start_soon(self._live, task)
         return task
+
+    def _make(self, record: Record, assignment: Assignment) -> Shard:
+        """The task of a shard; the fleet simulation makes another kind."""
+        return Shard(self._site, record, assignment)
 
     async def _live(self, task: Shard) -> None:
         await task.run()
@@ -190,8 +199,9 @@ class Shards:
     async def _forget(self, shard: int) -> None:
         self._dropped.discard(shard)
         self._tasks.pop(shard, None)
-        if self._records.pop(shard, None) is not None:
-            await trio.to_thread.run_sync(self._site.state.forget, shard)
+        record = self._records.pop(shard, None)
+        if record is not None:
+            await trio.to_thread.run_sync(self._site.state.forget, record)
             self._site.news.tell()
         document = self._replacing.pop(shard, None)
         if document is not None:

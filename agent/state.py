@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import secrets
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ class Record:
     """cpu_cores and memory_bytes as measured last; not kept on disk."""
     pids: set[int] = field(default_factory=set)
     """All its processes as seen last; not kept on disk."""
+    forgotten: bool = False
+    """Nothing of it may be written any more."""
 
     def to_json(self) -> dict[str, Any]:
         """The part that is kept."""
@@ -104,6 +107,7 @@ class StateDir:
     def __init__(self, path: Path) -> None:
         """Take the folder; raises StateDirBusy when another agent has it, OSError when not ours."""
         self.path = path.resolve()
+        self._writing = threading.Lock()
         for folder in (self.path, self.shards, self.logs, self.run):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -165,13 +169,18 @@ class StateDir:
         return records, problems
 
     def save(self, record: Record) -> None:
-        """Keep a record."""
-        write_atomic(self.shards / f"{record.shard}.json", json.dumps(record.to_json()))
+        """Keep a record. The shard's task and the sync may both save it, from two threads."""
+        with self._writing:
+            if not record.forgotten:
+                path = self.shards / f"{record.shard}.json"
+                write_atomic(path, json.dumps(record.to_json()))
 
-    def forget(self, shard: int) -> None:
+    def forget(self, record: Record) -> None:
         """Remove a shard's record and working directory; its log stays until it ages out."""
-        (self.shards / f"{shard}.json").unlink(missing_ok=True)
-        folder = self.run_of(shard)
+        with self._writing:
+            record.forgotten = True
+            (self.shards / f"{record.shard}.json").unlink(missing_ok=True)
+        folder = self.run_of(record.shard)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 

@@ -12,11 +12,11 @@ import hashlib
 import os
 import random
 import struct
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SHA256 = "4dd2c8a7"
 """How its checksum begins; another one means that the model or the writer changed."""
@@ -33,7 +33,7 @@ new next no node not now of off old on one only open or other our out over own p
 queue read right river road said same saw say see she so some still such sun take tell than that
 the their them then there these they thing this three time to token tree two under up upon us use
 very wait want was water way we well went were what when where which while who why will wind with
-word work world would year you young your""".split()
+word work world would year you young your""".split()  # noqa: SIM905 - 200 quoted words are unreadable
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}"

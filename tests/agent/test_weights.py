@@ -1,0 +1,313 @@
+"""Weights: local files, downloads that resume, one writer, nothing unverified."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from agent.config import engine_environment
+from agent.source import BadSource, parse_source, read_note
+from agent.weights import NoWeights, Weights, weights_on_disk
+from tests.agent.conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+DATA = bytes(range(256)) * 4096  # 1 MiB
+SHA = hashlib.sha256(DATA).hexdigest()
+
+
+class Server:
+    """Serves DATA with ranges; can hold back, cut, corrupt, and counts what it sent."""
+
+    def __init__(self) -> None:
+        self.data, self.tag = DATA, '"v1"'
+        self.cut_after: int | None = None
+        self.hold_after: int | None = None
+        self.release = threading.Event()
+        self.ranges: list[str | None] = []
+        self.files: dict[str, bytes] = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                outer.answer(self, body=False)
+
+            def do_GET(self) -> None:
+                outer.answer(self, body=True)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+    def answer(self, to: BaseHTTPRequestHandler, *, body: bool) -> None:
+        if to.path.startswith("/api/models/"):
+            listed = [{"rfilename": n, "size": len(d)} for n, d in self.files.items()]
+            tree = [
+                {"type": "file", "path": n, "size": len(d), "oid": "0" * 40}
+                for n, d in self.files.items()
+            ]
+            info = {"id": "org/tiny", "sha": "c" * 40, "siblings": listed}
+            raw = json.dumps(tree if "/tree/" in to.path else info).encode()
+            to.send_response(200)
+            to.send_header("Content-Type", "application/json")
+            to.send_header("Content-Length", str(len(raw)))
+            to.end_headers()
+            to.wfile.write(raw)
+            return
+        data = self.files.get(to.path.rpartition("/")[2], self.data)
+        if to.path == "/gone":
+            to.send_error(404)
+            return
+        wanted = to.headers.get("Range")
+        if body:
+            self.ranges.append(wanted)
+        start = 0
+        if wanted and to.headers.get("If-Range", self.tag) == self.tag:
+            start = int(wanted.removeprefix("bytes=").partition("-")[0])
+            to.send_response(206)
+            to.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        else:
+            to.send_response(200)
+        to.send_header("Content-Length", str(len(data) - start))
+        to.send_header("ETag", self.tag)
+        to.send_header("X-Repo-Commit", "c" * 40)
+        to.send_header("Accept-Ranges", "bytes")
+        to.end_headers()
+        if body:
+            self.send(to, data[start:])
+
+    def send(self, to: BaseHTTPRequestHandler, data: bytes) -> None:
+        if self.cut_after is not None:
+            to.wfile.write(data[: self.cut_after])
+            self.cut_after = None
+            return
+        if self.hold_after is not None and not self.release.is_set():
+            to.wfile.write(data[: self.hold_after])
+            to.wfile.flush()
+            self.release.wait(30)
+            data = data[self.hold_after :]
+        try:
+            to.wfile.write(data)
+        except OSError:
+            pass  # the downloader was killed
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    made.http.daemon_threads = True
+    with running(made.http):
+        yield made
+    made.release.set()
+
+
+@contextmanager
+def running(http: ThreadingHTTPServer) -> Iterator[None]:
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def weights(folder: Path, reserve: int = 0, **env: str) -> Weights:
+    return Weights(folder / "weights", {**engine_environment(), **env}, reserve_bytes=reserve)
+
+
+def nothing(_: dict[str, Any]) -> None:
+    pass
+
+
+def part_of(folder: Path) -> Path | None:
+    return next(iter(folder.glob("weights/http/*/m.gguf.part")), None)
+
+
+async def test_a_download_is_verified_listed_and_not_repeated(
+    server: Server, tmp_path: Path
+) -> None:
+    source = f"{server.url}/m.gguf#sha256={SHA}"
+    path = await weights(tmp_path).ensure(source, nothing)
+    assert path.read_bytes() == DATA
+    assert await weights(tmp_path).ensure(source, nothing) == path
+    assert server.ranges == [None]
+    [entry] = weights_on_disk(tmp_path / "weights")
+    assert (entry["source"], entry["complete"]) == (source, True)
+    assert entry["bytes"] >= len(DATA)
+
+
+async def test_a_cut_download_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+    server.cut_after = 300_000
+    path = await weights(tmp_path).ensure(f"{server.url}/m.gguf", nothing)
+    assert path.read_bytes() == DATA
+    assert server.ranges == [None, "bytes=300000-"]
+
+
+async def test_D22_a_killed_download_leaves_no_lock_and_resumes(
+    server: Server, tmp_path: Path
+) -> None:
+    server.hold_after = 500_000
+    child = subprocess.Popen(
+        [sys.executable, "-m", "agent.fetch"],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdin is not None
+    assert child.stdout is not None
+    job = {"source": f"{server.url}/m.gguf", "weights_dir": str(tmp_path / "weights")}
+    child.stdin.write(json.dumps({**job, "reserve_bytes": 0}).encode() + b"\n")
+    child.stdin.flush()
+
+    def some() -> bool:
+        part = part_of(tmp_path)
+        return part is not None and part.stat().st_size >= 400_000
+
+    await until(some, "half of the file is here")
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+    assert read_note(next(tmp_path.glob("weights/http/*")))["complete"] is False
+    have = part_of(tmp_path)
+    assert have is not None
+    size = have.stat().st_size
+    server.release.set()
+    with trio.fail_after(20):
+        path = await weights(tmp_path).ensure(job["source"], nothing)
+    assert path.read_bytes() == DATA
+    assert server.ranges == [None, f"bytes={size}-"]
+
+
+async def test_D22_two_agents_on_one_folder_have_one_writer(
+    server: Server, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    server.hold_after = 500_000
+    source = f"{server.url}/m.gguf"
+    paths: list[Path] = []
+    waited: list[dict[str, Any]] = []
+
+    async def one() -> None:
+        paths.append(await weights(tmp_path).ensure(source, waited.append))
+
+    nursery.start_soon(one)
+    await until(lambda: part_of(tmp_path) is not None, "the first writes")
+    nursery.start_soon(one)
+    await until(lambda: bool(waited), "the second shows the progress of the first")
+    server.release.set()
+    await until(lambda: len(paths) == 2, "both have it")
+    assert paths[0] == paths[1]
+    assert server.ranges == [None]
+    assert waited[0]["source"] == source
+
+
+async def test_D22_a_download_that_nobody_wants_any_more_ends(
+    server: Server, tmp_path: Path
+) -> None:
+    server.hold_after = 100
+    with trio.move_on_after(1.0) as scope:
+        await weights(tmp_path).ensure(f"{server.url}/m.gguf", nothing)
+    assert scope.cancelled_caught
+    server.release.set()
+    with trio.fail_after(20):
+        await weights(tmp_path).ensure(f"{server.url}/m.gguf", nothing)
+
+
+async def test_a_file_that_changed_meanwhile_starts_over(server: Server, tmp_path: Path) -> None:
+    server.cut_after = 300_000
+
+    def swap(data: bytes) -> None:
+        server.data, server.tag = data, '"v2"'
+
+    original = server.send
+
+    def send_then_swap(to: BaseHTTPRequestHandler, data: bytes) -> None:
+        original(to, data)
+        swap(DATA[::-1])
+
+    server.send = send_then_swap  # type: ignore[method-assign]
+    path = await weights(tmp_path).ensure(f"{server.url}/m.gguf", nothing)
+    assert path.read_bytes() == DATA[::-1]
+
+
+async def test_D25_a_wrong_checksum_is_never_served(server: Server, tmp_path: Path) -> None:
+    source = f"{server.url}/m.gguf#sha256={'0' * 64}"
+    with pytest.raises(NoWeights, match=f"its sha256 is {SHA} and 0000"):
+        await weights(tmp_path).ensure(source, nothing)
+    assert part_of(tmp_path) is None
+    assert not weights_on_disk(tmp_path / "weights")[0]["complete"]
+
+
+async def test_D23_a_download_that_the_disk_cannot_hold_is_refused_before_it_starts(
+    server: Server, tmp_path: Path
+) -> None:
+    with pytest.raises(NoWeights, match=r"no space: 0\.00 GiB is still to come"):
+        await weights(tmp_path, reserve=1 << 60).ensure(f"{server.url}/m.gguf", nothing)
+    part = part_of(tmp_path)
+    assert part is None or part.stat().st_size == 0
+
+
+async def test_a_refusal_of_the_server_is_told(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(NoWeights, match="answers 404"):
+        await weights(tmp_path).ensure(f"{server.url}/gone", nothing)
+
+
+@pytest.mark.slow
+async def test_a_model_of_a_hub_is_brought_whole_or_by_file(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    server.files = {"config.json": b"{}", "model.safetensors": DATA, "pytorch_model.bin": b"old"}
+    bring = weights(
+        tmp_path, HF_ENDPOINT=server.url, HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_XET="1"
+    )
+    folder = await bring.ensure("hf:org/tiny", nothing)
+    assert (folder / "model.safetensors").read_bytes() == DATA
+    assert (folder / "config.json").exists()
+    assert not (folder / "pytorch_model.bin").exists()
+    one = await bring.ensure("hf:org/tiny@main/model.safetensors", nothing)
+    assert one.read_bytes() == DATA
+
+
+async def test_local_files_are_taken_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"x" * 10)
+    source = f"file:{tmp_path}/a.gguf"
+    assert await weights(tmp_path).ensure(source, nothing) == tmp_path / "a.gguf"
+    [entry] = weights_on_disk(tmp_path / "weights", [source])
+    assert (entry["bytes"], entry["complete"]) == (10, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("s3://bucket/m", "is none of file:/path"),
+        ("file:a.gguf", "absolute path"),
+        ("hf:just-a-name", "is not hf:org/repo"),
+        ("hf:org/repo/../../etc/passwd", "is not hf:org/repo"),
+        ("https://h/f#md5=1", "only sha256"),
+    ],
+)
+async def test_sources_that_nobody_can_fetch_say_why(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(NoWeights, match=words):
+        await weights(tmp_path).ensure(text, nothing)
+
+
+def test_a_source_is_read_in_its_parts() -> None:
+    s = parse_source("hf:org/repo@v1.0/sub/model-00001-of-00002.gguf")
+    assert (s.repo, s.revision, s.file) == ("org/repo", "v1.0", "sub/model-00001-of-00002.gguf")
+    assert parse_source("hf:org/repo").file is None
+    assert parse_source("file:/a%20b/c").path == Path("/a b/c")
+    with pytest.raises(BadSource):
+        parse_source("")
