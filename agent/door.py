@@ -13,8 +13,6 @@ from sql import queries
 if TYPE_CHECKING:
     from sql.pool import Pool
 
-FACTS = ("host", "gpus", "engines", "disks", "weights")
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -39,7 +37,7 @@ class Door(Protocol):
         ...
 
     async def report(self, secret: str, kind: str, document: Any) -> None:
-        """Slow facts; `kind` is one of FACTS."""
+        """Slow facts; `kind` is host, gpus, engines, disks or weights."""
         ...
 
     async def report_log(self, secret: str, ask: int, text: str, offset: int) -> None:

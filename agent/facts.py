@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from agent.weights import weights_on_disk
+from sql.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,8 +32,8 @@ log = structlog.get_logger()
 class Probes(Protocol):
     """The machine's facts. Each call has its own deadline and leaves out what it cannot learn."""
 
-    async def slow(self, kind: str) -> Any:
-        """Facts of one kind: host, gpus, engines or disks; None when there is no answer."""
+    async def slow(self) -> dict[str, Any]:
+        """Documents by kind: host, gpus, engines, disks."""
         ...
 
     async def fast(self, pids: set[int]) -> dict[str, Any]:
@@ -76,21 +77,15 @@ class Facts:
         return self._fast if trio.current_time() - self._fast_at < FAST_VALID_S else {}
 
     async def report(self, door: Door, secret: str) -> None:
-        """Probe all slow facts and send those that changed. A probe's fault costs its own facts."""
-        for kind in ("host", "gpus", "engines", "disks", "weights"):
+        """Probe all slow facts and send those that changed. A bad document costs only itself."""
+        found = await self._probes.slow()
+        local = [s for s in self._sources() if s.startswith("file:")]
+        found["weights"] = await trio.to_thread.run_sync(weights_on_disk, self._weights_dir, local)
+        for kind, document in found.items():
             try:
-                document = await self._slow(kind)
-            except Exception:
-                log.exception("probe failed", probe=kind)
-                continue
-            if document is not None:
                 await self._send(door, secret, kind, document)
-
-    async def _slow(self, kind: str) -> Any:
-        if kind == "weights":
-            local = [s for s in self._sources() if s.startswith("file:")]
-            return await trio.to_thread.run_sync(weights_on_disk, self._weights_dir, local)
-        return await self._probes.slow(kind)
+            except Refused as error:
+                log.warning("facts refused", kind=kind, error=str(error))
 
     async def _send(self, door: Door, secret: str, kind: str, document: Any) -> None:
         now, shape = trio.current_time(), steady(document)

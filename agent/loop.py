@@ -211,3 +211,4 @@ class Agent:
     def _trim_logs(self) -> None:
         for path in self._state.logs.glob("*.log"):
             trim(path, self._engine_log_bytes)
+        self._state.remove_old_logs()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = 1
+OLD_LOGS = 50
 
 
 class StateDirBusy(Exception):
@@ -183,6 +184,15 @@ class StateDir:
         folder = self.run_of(record.shard)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+
+    def remove_old_logs(self) -> None:
+        """Keep the newest OLD_LOGS logs of forgotten shards: the last words of what failed."""
+        known = {f"shard-{path.stem}.log" for path in self.shards.glob("*.json")}
+        old = [path for path in self.logs.glob("*.log") if path.name not in known]
+        old.sort(key=lambda path: path.stat().st_mtime)
+        for path in old[:-OLD_LOGS]:
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + ".1").unlink(missing_ok=True)
 
     def highest_gen(self) -> int | None:
         """The highest generation ever applied, or None."""

@@ -57,8 +57,8 @@ def free_port() -> int:
 class NoProbes:
     """A machine without facts: the probes have tests of their own."""
 
-    async def slow(self, kind: str) -> Any:
-        return {"hostname": "n1"} if kind == "host" else []
+    async def slow(self) -> dict[str, Any]:
+        return {"host": {"hostname": "n1"}, "gpus": [], "engines": [], "disks": []}
 
     async def fast(self, pids: set[int]) -> dict[str, Any]:
         return {"load": {}, "gpus": []}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from agent.logfile import read_from, tail, trim
@@ -132,6 +133,18 @@ def test_a_tail_is_clean_text_of_whole_lines(tmp_path: Path) -> None:
     assert tail(path, 2).text == "b��\n" * 2
     assert tail(path, 9, limit_bytes=50).text == "b��\n" * 3
     assert tail(path, 9, limit_bytes=50).offset == 113
+
+
+def test_of_forgotten_shards_the_newest_logs_stay(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    (state.shards / "1.json").touch()
+    for shard in range(1, 61):
+        state.log_of(shard).touch()
+        os.utime(state.log_of(shard), (shard, shard))
+    state.remove_old_logs()
+    left = {path.name for path in state.logs.iterdir()}
+    assert left == {f"shard-{n}.log" for n in [1, *range(11, 61)]}
+    state.close()
 
 
 def test_the_secret_is_made_once_and_is_private(tmp_path: Path) -> None:
