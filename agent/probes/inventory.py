@@ -20,7 +20,7 @@ from agent.probes import cgroup, disks, engines, gpus, host, nvml, smi, warnings
 from agent.probes.root import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from agent.probes.conversation import Conversation
     from agent.probes.root import Root
@@ -54,10 +54,13 @@ class ProbeConfig:
 
 @dataclass(frozen=True, slots=True)
 class SlowFacts:
-    """The documents of agent.report_host, report_gpus, report_engines and report_disks."""
+    """The documents of agent.report_host, report_gpus, report_engines and report_disks.
+
+    `gpus` is None when they could not be asked: that is not the word that all cards are gone.
+    """
 
     host: dict[str, Any]
-    gpus: list[dict[str, Any]]
+    gpus: list[dict[str, Any]] | None
     engines: list[dict[str, Any]]
     disks: list[dict[str, Any]]
 
@@ -78,40 +81,36 @@ def known(**fields: object) -> dict[str, Any]:
 
 async def slow_facts(root: Root, config: ProbeConfig, *, child: Child | None = None) -> SlowFacts:
     """All slow reports, asked for side by side; the host's warnings name GPUs out of reach."""
-    found = gpus.Gpus()
     engine_reports: list[dict[str, Any]] = []
     space: tuple[disks.Disk, ...] = ()
-
-    async def ask_gpus() -> None:
-        nonlocal found
-        found = await read_gpus(root, child=child)
 
     async def ask_engines() -> None:
         nonlocal engine_reports
         engine_reports = await engine_facts(root, config)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask_gpus)
-        nursery.start_soon(ask_engines)
+    async def ask_disks() -> None:
+        nonlocal space
         space = await disks.read_disks(root, config.weights)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_engines)
+        nursery.start_soon(ask_disks)
+        cards, error = await gpu_facts(root, child=child)
     return SlowFacts(
-        host=await _host_report(root, config, space, found),
-        gpus=_gpu_reports(found),
+        host=await _host_report(root, config, space, error),
+        gpus=None if error and not cards else cards,
         engines=engine_reports,
-        disks=[_disk_report(disk) for disk in space],
+        disks=_disk_reports(space),
     )
 
 
 async def host_facts(root: Root, config: ProbeConfig) -> dict[str, Any]:
     """The host report; figures of the machine beside what our control group leaves of them."""
-    return await _host_report(root, config, await disks.read_disks(root, config.weights))
+    return await _host_report(root, config, await disks.read_disks(root, config.weights), None)
 
 
 async def _host_report(
-    root: Root,
-    config: ProbeConfig,
-    space: Iterable[disks.Disk],
-    cards: gpus.Gpus | None = None,
+    root: Root, config: ProbeConfig, space: Sequence[disks.Disk], gpu_error: str | None
 ) -> dict[str, Any]:
     facts = await _kernel(partial(host.read_host, root), "host")
     limits = await _kernel(partial(cgroup.read_limits, root), "cgroup") or cgroup.Limits()
@@ -134,23 +133,28 @@ async def _host_report(
         labels=dict(config.labels),
         agent_version=agent.__version__,
         ports=list(config.ports) if config.ports else None,
-        warnings=[*warnings.cpu(cpu), *warnings.disks(space), *warnings.gpus(cards)],
+        warnings=[*warnings.cpu(cpu), *warnings.disks(space), *warnings.gpus(gpu_error)],
     )
 
 
 async def gpu_facts(
-    root: Root, config: ProbeConfig, *, child: Child | None = None
-) -> list[dict[str, Any]]:
-    """The GPU report. A machine without NVIDIA has none."""
-    del config  # the same call for every report
-    return _gpu_reports(await read_gpus(root, child=child))
+    root: Root, *, child: Child | None = None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The GPU report, and why it may be short. A machine without NVIDIA has none and no reason.
+
+    No cards with a reason is not the word that the cards are gone: keep what was reported before.
+    """
+    found = await read_gpus(root, child=child)
+    nameless = [warnings.nameless(card) for card in found.cards if gpus.key(card) is None]
+    reasons = [*([found.error] if found.error else []), *nameless]
+    return _gpu_reports(found), "; ".join(reasons) or None
 
 
 def _gpu_reports(found: gpus.Gpus) -> list[dict[str, Any]]:
     reports = []
     for card in found.cards:
         if (key := gpus.key(card)) is None:
-            continue  # nothing to file it under: the host's warnings name it
+            continue  # nothing to file it under: the reason names it
         report = known(
             uuid=key,
             index=card.index,
@@ -211,18 +215,21 @@ async def engine_facts(root: Root, config: ProbeConfig) -> list[dict[str, Any]]:
 
 async def disk_facts(root: Root, config: ProbeConfig) -> list[dict[str, Any]]:
     """The disk report: each filesystem once; one that does not answer has no sizes."""
-    return [_disk_report(disk) for disk in await disks.read_disks(root, config.weights)]
+    return _disk_reports(await disks.read_disks(root, config.weights))
 
 
-def _disk_report(disk: disks.Disk) -> dict[str, Any]:
-    return known(
-        mount=disk.mount,
-        filesystem=disk.filesystem,
-        kind=disk.kind,
-        total_mib=disk.total_mib,
-        free_mib=disk.free_mib,
-        holds_weights=disk.holds_weights,
-    )
+def _disk_reports(space: Sequence[disks.Disk]) -> list[dict[str, Any]]:
+    return [
+        known(
+            mount=disk.mount,
+            filesystem=disk.filesystem,
+            kind=disk.kind,
+            total_mib=disk.total_mib,
+            free_mib=disk.free_mib,
+            holds_weights=disk.holds_weights,
+        )
+        for disk in space
+    ]
 
 
 async def fast_facts(

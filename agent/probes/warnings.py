@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.probes.gpus import key
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.probes.disks import Disk
-    from agent.probes.gpus import Gpus
+    from agent.probes.gpus import Gpu
     from agent.probes.host import Cpu
 
 FREE_SHARE: Final = 0.05
@@ -44,13 +42,13 @@ def disks(facts: Iterable[Disk]) -> Iterator[str]:
             )
 
 
-def gpus(found: Gpus | None) -> Iterator[str]:
-    """GPUs out of reach: why none can be asked, and cards too lost to have a row of their own."""
-    if found is None:
-        return
-    if found.error:
-        yield f"GPUs cannot be asked: {found.error}"
-    for card in found.cards:
-        if key(card) is None:
-            number = "?" if card.index is None else card.index
-            yield f"GPU {number} has neither UUID nor address: {'; '.join(card.problems)}"
+def gpus(error: str | None) -> Iterator[str]:
+    """GPUs out of reach, in the words of their probe."""
+    if error:
+        yield f"GPUs cannot be asked: {error}"
+
+
+def nameless(card: Gpu) -> str:
+    """A card that is too lost to have a row of its own."""
+    number = "?" if card.index is None else card.index
+    return f"GPU {number} has neither UUID nor address: {', '.join(card.problems)}"

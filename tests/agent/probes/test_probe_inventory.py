@@ -82,6 +82,7 @@ async def test_this_machine():
     report = await inventory.host_facts(root, ProbeConfig())
     assert report["memory_host_mib"] >= report["memory_effective_mib"] > 0
     assert 0 < report["cpus_effective"] <= report["cpus_host"]
-    engines = await inventory.engine_facts(root, ProbeConfig())
-    assert {"engine": "command", "state": "installed"} in engines
-    json.dumps([report, engines, await inventory.disk_facts(root, ProbeConfig())])
+    facts = await inventory.slow_facts(root, ProbeConfig())
+    assert {"engine": "command", "state": "installed"} in facts.engines
+    assert any(disk["mount"] == "/" for disk in facts.disks)
+    json.dumps([report, facts.host, facts.gpus, facts.engines, facts.disks])

@@ -11,7 +11,6 @@ import trio
 
 from agent.probes import gpus, inventory, nvml
 from agent.probes.gpus import Process
-from agent.probes.inventory import ProbeConfig
 from agent.probes.root import Root
 
 CHILD = Path(__file__).parent / "fake_nvml" / "child.py"
@@ -99,9 +98,8 @@ async def test_E07_lost_card_is_named_by_the_kernel(machine):
     }
     numa = {"/sys/bus/pci/devices/0000:1b:00.0/numa_node": "1\n"}
     lost = child(count=3, fail={"1": {"*": 15}})
-    facts = await inventory.slow_facts(machine(files | numa), ProbeConfig(), child=lost)
-    reports = facts.gpus
-    assert facts.host["warnings"] == []
+    reports, error = await inventory.gpu_facts(machine(files | numa), child=lost)
+    assert error is None
     assert [(r["uuid"], r["healthy"]) for r in reports] == [
         ("GPU-00000000-aaaa-bbbb-cccc-0123456789ab", True),
         ("PCI-0001:1b:00.0", False),
@@ -118,7 +116,7 @@ async def test_E07_card_that_only_the_kernel_lists_is_reported_lost(machine):
         )
         for n in range(8)
     }
-    reports = await inventory.gpu_facts(machine(files), ProbeConfig(), child=child(count=7))
+    reports, _ = await inventory.gpu_facts(machine(files), child=child(count=7))
     assert [r["uuid"][:12] for r in reports if not r["healthy"]] == ["GPU-00000007"]
     assert len(reports) == 8
 
@@ -162,18 +160,17 @@ async def test_missing_library_is_no_error():
 async def test_driver_mismatch_says_why_for_every_card_the_kernel_holds(machine):
     information = INFORMATION.format(uuid="GPU-00000000-aaaa", bus="0000:1b:00.0")
     root = machine({f"{gpus.PROC_GPUS}/0000:1b:00.0/information": information})
-    facts = await inventory.slow_facts(root, ProbeConfig(), child=child(init=18))
-    assert facts.host["warnings"] == ["GPUs cannot be asked: RM mismatch"]
-    assert facts.gpus[0]["problems"] == ["RM mismatch"]
+    reports, error = await inventory.gpu_facts(root, child=child(init=18))
+    assert error == "RM mismatch"
+    assert reports[0]["problems"] == ["RM mismatch"]
 
 
-async def test_E07_card_without_any_name_is_told_in_the_hosts_warnings(machine):
+async def test_E07_card_without_any_name_is_told_as_the_reason(machine):
     lost = child(count=2, fail={"1": {"*": 15}})
-    facts = await inventory.slow_facts(machine({}), ProbeConfig(), child=lost)
-    assert len(facts.gpus) == 1
-    [warning] = facts.host["warnings"]
-    assert "GPU 1 has neither UUID nor address" in warning
-    assert "GPU is lost" in warning
+    reports, error = await inventory.gpu_facts(machine({}), child=lost)
+    assert len(reports) == 1
+    assert "GPU 1 has neither UUID nor address" in error
+    assert "GPU is lost" in error
 
 
 async def test_child_that_is_no_python_falls_back():

@@ -166,10 +166,9 @@ CAPTURED = {
 async def test_captured_machines_through_the_tool(captures, machine, name):
     capture = captures / f"nvidia-smi/{name}.q-x.xml"
     root = machine({}, {"nvidia-smi": f'[ "$*" = "-q -x" ] && cat {capture}'})
-    facts = await inventory.slow_facts(root, ProbeConfig())
-    reports = facts.gpus
+    reports, error = await inventory.gpu_facts(root)
     word, memory, driver, cuda, count = CAPTURED[name]
-    assert (facts.host["warnings"], len(reports)) == ([], count)
+    assert (error, len(reports)) == (None, count)
     for report in reports:
         assert report.get("class") == word
         assert report["memory_mib"] == memory
@@ -178,13 +177,13 @@ async def test_captured_machines_through_the_tool(captures, machine, name):
 
 
 async def test_no_tool_and_no_driver_means_no_gpus(machine):
-    facts = await inventory.slow_facts(machine({}), ProbeConfig())
-    assert (facts.gpus, facts.host["warnings"]) == ([], [])
+    assert await inventory.gpu_facts(machine({})) == ([], None)
 
 
 async def test_tool_that_fails_says_why(machine):
     root = machine({}, {"nvidia-smi": "echo 'Failed to initialize NVML: Unknown Error'; exit 255"})
+    assert (await inventory.gpu_facts(root))[0] == []
     facts = await inventory.slow_facts(root, ProbeConfig())
-    assert facts.gpus == []
+    assert facts.gpus is None, "no answer is not the word that all cards are gone"
     [warning] = facts.host["warnings"]
     assert warning.endswith("nvidia-smi -q -x: Failed to initialize NVML: Unknown Error")
