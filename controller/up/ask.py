@@ -1,0 +1,81 @@
+"""One streamed answer, as any client would get it: proof that the whole way works. Blocks."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from dataclasses import dataclass
+
+QUESTION = "Write one sentence about the sea."
+MOST_TOKENS = 40
+
+
+class NotAnswered(Exception):
+    """The router's or the engine's word instead of an answer. ``status`` is None without one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came, and when."""
+
+    text: str
+    first_token_s: float
+    """From sending the request."""
+    first_token_at: float
+    """On the monotonic clock."""
+    total_s: float
+    pieces: int
+
+
+def ask(host: str, port: int, key: str, model: str, timeout_s: float = 60.0) -> Answer:
+    """Stream one answer from ``model``; raises NotAnswered."""
+    body = {
+        "model": model,
+        "stream": True,
+        "max_tokens": MOST_TOKENS,
+        "messages": [{"role": "user", "content": QUESTION}],
+    }
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        sent = time.monotonic()
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise NotAnswered(_error(response.read(65536)), response.status)
+        return _read(response, sent)
+    except (OSError, http.client.HTTPException) as error:
+        raise NotAnswered(f"the router at {host}:{port} gave no answer: {error!r}") from error
+    finally:
+        connection.close()
+
+
+def _error(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:500]
+
+
+def _read(response: http.client.HTTPResponse, sent: float) -> Answer:
+    first: float | None = None
+    pieces: list[str] = []
+    while line := response.readline():
+        data = line.removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or data == b"[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise NotAnswered(str(event["error"].get("message")))
+        for choice in event.get("choices") or ():
+            if content := choice.get("delta", {}).get("content"):
+                first = first or time.monotonic()
+                pieces.append(content)
+    if first is None:
+        raise NotAnswered("the stream ended without a token")
+    return Answer("".join(pieces), first - sent, first, time.monotonic() - sent, len(pieces))

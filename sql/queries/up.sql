@@ -1,0 +1,15 @@
+-- What `llmgwctl up` asks, with the controller's rights.
+
+-- name: wanted
+-- Every model that should have replicas, how far each replica is, and what keeps it.
+select m.name, m.aliases, m.ready_replicas, p.placed, p.outcome,
+    (select jsonb_agg(jsonb_build_object('id', r.id, 'state', r.state, 'error', r.error, 'restarts', r.restarts, 'shards', r.shards) order by r.id)
+     from llmgw.replicas r where r.model = m.name) as replicas,
+    (select jsonb_agg(distinct n.reason) from llmgw.rejections n where n.model = m.name) as reasons,
+    (select s.log_tail from llmgw.shards s where s.model = m.name and s.log_tail is not null order by s.id desc limit 1) as log_tail
+from llmgw.models m left join llmgw.placements p on p.model = m.name
+where m.min_replicas > 0 order by m.name;
+
+-- name: key_active
+-- Whether a key made earlier still opens this installation.
+select exists (select 1 from llmgw.keys k where k.id = $1::text and k.state = 'active');
