@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from controller.router.connection import Connection
-from controller.router.deadlines import NEVER
 from controller.router.errors import ApiError, invalid, render
 from controller.router.exchange import Exchange, admit
 from controller.router.http1 import CONTINUE, Request, RequestReader, answer
@@ -25,7 +24,8 @@ class ClientConnection(Connection):
     so a client that leaves is noticed at once (cases A01, A02)."""
 
     __slots__ = (
-        "_advancing", "_closing", "_core", "_examined", "_exchange", "_lingering", "_reader",
+        "_advancing", "_closing", "_core", "_examined", "_exchange", "_hushed", "_lingering",
+        "_pause_above", "_reader", "_stalled",
     )  # fmt: skip
 
     def __init__(self, core: Core, sock: socket.socket) -> None:
@@ -35,6 +35,9 @@ class ClientConnection(Connection):
         self._exchange: Exchange | None = None
         self._examined = False  # the head of the incomplete request was looked at
         self._advancing = False
+        self._hushed = False
+        self._stalled = False  # answer bytes wait for the client
+        self._pause_above = core.config.limits.pause_above_bytes
         self._closing = False
         self._lingering = False
         core.clients.add(self)
@@ -46,7 +49,10 @@ class ClientConnection(Connection):
         if self._lingering or self._closing:
             return  # read and dropped, so that our answer is not lost to a reset
         self._reader.feed(data)
-        self._advance()
+        if self._exchange is None:
+            self._advance()
+        elif self._reader.busy:
+            self._hush()
 
     def lost(self, error: OSError | None) -> None:
         self._core.clients.discard(self)
@@ -63,6 +69,7 @@ class ClientConnection(Connection):
             return
         self._set_deadline()
         if self._exchange is not None:
+            self._stalled = self.out is not None
             self._exchange.client_took_some()
         else:
             self._advance()
@@ -76,10 +83,13 @@ class ClientConnection(Connection):
 
     def bytes_wait(self) -> None:
         """The client is slower than its answer: from now on it has a deadline too."""
-        if self.due == NEVER:
+        if not self._stalled:
+            self._stalled = True
             self._set_deadline()
 
     def expired(self, now: float) -> None:
+        if self._exchange is not None and self.out is None:
+            return  # left over from before this request: an engine has its own deadlines
         if self._exchange is None and self._reader.begun and not self._closing:
             self._refuse_fault(
                 invalid("request_timeout", "The request was not complete in time.", status=408)
@@ -95,7 +105,7 @@ class ClientConnection(Connection):
         self._advancing = True
         reader = self._reader
         while self._exchange is None and not self._closing and self.fd >= 0:
-            if self.pending > self._core.config.limits.pause_above_bytes:
+            if self.out is not None and len(self.out) > self._pause_above:
                 break
             if reader.ready:
                 self._examined = False
@@ -103,19 +113,32 @@ class ClientConnection(Connection):
                 self._exchange.start()
             elif reader.fault is not None:
                 self._refuse_fault(reader.fault)
-            else:
-                self._examine()
+            elif reader.current is None or self._examined:
                 break
+            else:
+                self._examine(reader.current)
         self._advancing = False
-        # While busy with one request, at most one more read is kept: the rest waits in the kernel.
-        self.want(IN, on=self._lingering or self._exchange is None or not reader.busy)
-        self._set_deadline()
+        if self._exchange is None:
+            self._rest()
+        elif reader.busy:
+            self._hush()
 
-    def _examine(self) -> None:
+    def _rest(self) -> None:
+        """Nothing is being answered: read on, but not for ever."""
+        if self._hushed:
+            self._hushed = False
+            self.want(IN, on=True)
+        if not self._closing:
+            self._set_deadline()
+
+    def _hush(self) -> None:
+        """Bytes of a next request are here while one is answered: the rest waits in the kernel."""
+        if not self._hushed and not self._closing:
+            self._hushed = True
+            self.want(IN, on=False)
+
+    def _examine(self, request: Request) -> None:
         """A head without its body: refuse what can be refused, or invite the body (case A38)."""
-        request = self._reader.current
-        if request is None or self._examined or self._exchange is not None:
-            return
         self._examined = True
         admitted = admit(self._core, request)
         if isinstance(admitted, ApiError):
@@ -166,8 +189,12 @@ class ClientConnection(Connection):
                 self._shut()
             else:
                 self._set_deadline()
-        elif not self._advancing:
+        elif self._advancing:
+            pass  # the loop above us goes on
+        elif self._reader.busy or self.out is not None:
             self._advance()
+        else:
+            self._rest()
 
     def drain(self) -> None:
         """The process is stopping: an idle connection closes now, a busy one after its answer."""
@@ -206,7 +233,6 @@ class ClientConnection(Connection):
         if self.out is not None:
             patience = times.client_write_s
         elif self._exchange is not None:
-            self.due = NEVER
             return
         else:
             patience = times.client_read_s if self._reader.begun else times.client_idle_s

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_UUID_MASK = ~((0xF000 << 64) | (0xC000 << 48))
+_UUID_VERSION = (4 << 76) | (0x8000 << 48)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 
 
@@ -48,17 +50,15 @@ class Core:
         self.table_loaded_at: float | None = None  # monotonic
         self._nursery = nursery
 
-    def new_row_id(self) -> str:
-        """A random UUID (version 4) as text; the standard library's costs four times as much."""
-        bits = self._ids.getrandbits(128) & ~(0xF000 << 64) & ~(0xC000 << 48)
-        text = f"{bits | (4 << 76) | (0x8000 << 48):032x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    def new_row_id(self) -> int:
+        """A random UUID (version 4) as a number; the standard library's costs ten times as much."""
+        return self._ids.getrandbits(128) & _UUID_MASK | _UUID_VERSION
 
-    def request_id(self, asked: bytes, row_id: str) -> bytes:
+    def request_id(self, asked: bytes, row_id: int) -> bytes:
         """The client's own id when it is harmless, else one made of the row's."""
         if asked and _REQUEST_ID.fullmatch(asked):
             return asked
-        return b"req-" + row_id.replace("-", "").encode()
+        return b"req-%032x" % row_id
 
     def in_background(
         self, work: Callable[..., Awaitable[Any]], *args: object, then: Callable[[Any], None]

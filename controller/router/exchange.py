@@ -7,8 +7,8 @@ exactly once per request, on every way out, and writes its one usage row.
 from __future__ import annotations
 
 import time
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import orjson
 import trio
@@ -22,6 +22,7 @@ from controller.router.relay import Head, PlainRelay, StreamRelay, Wish, open_re
 from controller.router.routes import Kind, Route, find
 from controller.router.tokens import UNKNOWN, Tokens
 from controller.router.upstream import Cause, Failure, UpstreamConnection
+from controller.router.usage import UsageRow
 
 if TYPE_CHECKING:
     from controller.router.auth import Key
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from controller.router.core import Core
     from controller.router.fleet import Pool, Target
     from controller.router.http1 import Request
+    from controller.router.stats import ModelStats
     from controller.router.table import Model
 
 CLIENT_CLOSED = 499  # nginx's number for "the client left before an answer"
@@ -37,14 +39,14 @@ RECONNECT_S = 0.1  # a lone engine that restarts gets its port back within a mom
 MAX_CONNECT_FAILURES = 10
 
 
-class State(Enum):
-    """Where a request is."""
+class State(IntEnum):
+    """Where a request is (integers: they are looked up on every move)."""
 
-    CHECKING = "checking"  # route, key, model: all within one callback
-    INFLATING = "inflating"  # a compressed body is in a worker thread
-    WAITING = "waiting"  # an engine has the request, no head yet
-    RELAYING = "relaying"
-    SETTLED = "settled"
+    CHECKING = 0  # route, key, model: all within one callback
+    INFLATING = 1  # a compressed body is in a worker thread
+    WAITING = 2  # an engine has the request, no head yet
+    RELAYING = 3
+    SETTLED = 4
 
 
 MOVES = {
@@ -78,8 +80,8 @@ class Exchange(Timed):
 
     __slots__ = (
         "_asked", "_connect_failures", "_core", "_delivered", "_first_byte", "_key", "_model",
-        "_relay", "_request", "_resent", "_route", "_started", "_state", "_target", "_tried",
-        "_up", "_upstream_body", "_wish", "attempts", "client", "request_id", "row_id",
+        "_relay", "_request", "_resent", "_route", "_started", "_state", "_stats", "_target",
+        "_tried", "_up", "_upstream_body", "_wish", "attempts", "client", "request_id", "row_id",
     )  # fmt: skip
 
     def __init__(self, core: Core, client: ClientConnection, request: Request) -> None:
@@ -95,6 +97,7 @@ class Exchange(Timed):
         self._key: Key | None = None
         self._asked: Asked | None = None
         self._model: Model | None = None
+        self._stats: ModelStats | None = None
         self._target: Target | None = None
         self._tried: tuple[Pool, ...] = ()
         self._up: UpstreamConnection | None = None
@@ -173,7 +176,8 @@ class Exchange(Timed):
             self.refuse(errors.model_not_found(asked.model))
             return
         self._model = model
-        self._core.stats.enter(model.name)
+        self._stats = self._core.stats.model(model.name)
+        self._stats.in_flight += 1
         self._move(State.WAITING)
         self._choose()
 
@@ -419,52 +423,49 @@ class Exchange(Timed):
 
     def _move(self, state: State) -> None:
         if state not in MOVES[self._state]:
-            raise RuntimeError(f"request {self.row_id} cannot go from {self._state} to {state}")
+            raise RuntimeError(f"request {self.row_id} cannot go from {self._state!r} to {state!r}")
         self._state = state
 
     def _settle(self, outcome: str, http_status: int, code: str | None, tokens: Tokens) -> None:
         self._move(State.SETTLED)
-        core, model, route = self._core, self._model, self._route
+        core, route, stats = self._core, self._route, self._stats
         core.exchanges -= 1
         seconds = time.monotonic() - self._started
-        name = "" if model is None else model.name
-        core.stats.settle(
-            name, "other" if route is None else route.name, http_status, outcome, seconds
-        )
-        if model is not None:
-            core.stats.leave(name)
-            core.stats.count_tokens(name, tokens)
+        if stats is None:
+            stats = core.stats.model("")
+        else:
+            stats.in_flight -= 1
+            stats.count_tokens(tokens)
             if self._first_byte is not None and self._asked is not None and self._asked.stream:
-                core.stats.first_token(name, self._first_byte - self._started)
+                stats.ttft.observe(self._first_byte - self._started)
+        name = "other" if route is None else route.name
+        stats.settle(name, http_status, outcome, seconds)
         if self._key is not None and route is not None and route.kind is Kind.INFER:
             core.usage.add(self._row(outcome, http_status, code, tokens, seconds))
 
     def _row(
         self, outcome: str, http_status: int, code: str | None, tokens: Tokens, seconds: float
-    ) -> dict[str, Any]:
-        """The usage row; what is unknown is absent."""
+    ) -> UsageRow:
+        """The usage row; what is unknown is None."""
         assert self._key is not None
         assert self._route is not None
         asked, target = self._asked, self._target
-        streamed = asked is not None and asked.stream
-        first = self._first_byte if streamed else None
-        row: dict[str, Any] = {
-            "id": self.row_id,
-            "key_id": self._key.id,
-            "model_asked": None if asked is None else asked.model[:256],
-            "model": None if self._model is None else self._model.name,
-            "replica_id": None if target is None else target.pool.id,
-            "endpoint": self._route.name,
-            "status": outcome,
-            "http_status": http_status,
-            "stream": streamed,
-            "prompt_tokens": tokens.prompt,
-            "completion_tokens": tokens.completion,
-            "cached_tokens": tokens.cached,
-            "ttft_ms": None if first is None else round((first - self._started) * 1000, 3),
-            "total_ms": round(seconds * 1000, 3),
-            "attempts": self.attempts,
-            "error_code": code,
-            "request_id": self.request_id.decode(),
-        }
-        return {name: value for name, value in row.items() if value is not None}
+        first = self._first_byte if asked is not None and asked.stream else None
+        return UsageRow(
+            self.row_id,
+            self._key.id,
+            None if asked is None else asked.model[:256],
+            None if self._model is None else self._model.name,
+            None if target is None else target.pool.id,
+            self._route.name,
+            outcome,
+            http_status,
+            asked is not None and asked.stream,
+            tokens,
+            None if first is None else first - self._started,
+            seconds,
+            self.attempts,
+            code,
+            self.request_id,
+            time.monotonic(),
+        )

@@ -228,20 +228,19 @@ _NOTED = {
 }
 
 
-def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]], *, close: bool) -> bytes:
-    """Status line and headers of an answer, with the framing already among `headers`."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Unknown"))]
-    lines += [b"%b: %b\r\n" % header for header in headers]
-    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
-    return b"".join(lines)
+def status_line(status: int) -> bytes:
+    return b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Unknown"))
 
 
 def answer(
     status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, close: bool
 ) -> bytes:
     """A whole answer of known length."""
-    framed = [*headers, (b"content-length", b"%d" % len(body))]
-    return answer_head(status, framed, close=close) + body
+    lines = [status_line(status)]
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    lines.append(b"content-length: %d\r\n" % len(body))
+    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
+    return b"".join(lines) + body
 
 
 def chunk(data: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The epoll set behind the client port, hosted in one Trio task; callbacks instead of tasks.
 
 A Trio task per connection costs five times more CPU per request (measured, see the README of this
-package). The rules that make callbacks safe: they never block, never raise past `_dispatch`, and
+package). The rules that make callbacks safe: they never block, never raise past `_turn`, and
 a socket closed in a turn keeps its number until the turn ends, so no event reaches a successor.
 """
 
@@ -94,7 +94,11 @@ class Reactor:
         for fd, bits in events:
             handler = self._handlers.get(fd)
             if handler is not None:
-                self._dispatch(handler, bits)
+                try:
+                    handler.on_event(bits)
+                except Exception:
+                    self._report()
+                    self._call(handler.crashed)
             elif fd == self._wake:
                 os.eventfd_read(self._wake)
         for _ in range(len(self._soon)):
@@ -104,13 +108,6 @@ class Reactor:
             sock.close()
         self._closing.clear()
         return len(events) == EVENTS_PER_TURN or bool(self._soon)
-
-    def _dispatch(self, handler: Handler, bits: int) -> None:
-        try:
-            handler.on_event(bits)
-        except Exception:
-            self._report()
-            self._call(handler.crashed)
 
     def _call(self, callback: Callable[[], None]) -> None:
         try:

@@ -7,11 +7,10 @@ HTTP status. `refusal` set means: nothing was sent, answer with this error inste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from controller.router.errors import ApiError, render_event, upstream_failed
-from controller.router.http1 import LAST_CHUNK, Headers, answer_head, chunk
+from controller.router.http1 import LAST_CHUNK, Headers, chunk, status_line
 from controller.router.sse import Scanner, restore_model
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, read_usage
 
@@ -25,20 +24,17 @@ _NOT_RELAYED = frozenset((
 ))  # fmt: skip
 
 
-@dataclass(slots=True)
-class Head:
+class Head(NamedTuple):
     """The head of an engine's answer; `length` None when framed by chunks or by the close."""
 
     status: int
     headers: Headers
     length: int | None
+    kind: bytes = b""  # the content type
+    coding: bytes = b""  # the content encoding
 
-    def find(self, name: bytes) -> bytes:
-        return next((value for key, value in self.headers if key == name), b"")
 
-
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What the request at hand wants from the relay."""
 
     model: str  # for the words of errors
@@ -61,14 +57,16 @@ class Relay:
         self.code: str | None = None
         self.refusal: ApiError | None = None
         self._chunks = length is None and wish.chunks
-        headers = [pair for pair in head.headers if pair[0] not in _NOT_RELAYED]
-        headers.append((b"x-request-id", wish.request_id))
+        lines = [status_line(head.status)]
+        lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _NOT_RELAYED]
+        lines.append(b"x-request-id: %b\r\n" % wish.request_id)
         if length is not None:
-            headers.append((b"content-length", b"%d" % length))
+            lines.append(b"content-length: %d\r\n" % length)
         elif wish.chunks:
-            headers.append((b"transfer-encoding", b"chunked"))
+            lines.append(b"transfer-encoding: chunked\r\n")
         close = wish.close or (length is None and not wish.chunks)
-        self._head: bytes = answer_head(head.status, headers, close=close)
+        lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
+        self._head = b"".join(lines)
 
     @property
     def untouched(self) -> bool:
@@ -97,12 +95,12 @@ class PlainRelay(Relay):
 
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, head.length)
-        self._finder = UsageFinder() if not head.find(b"content-encoding") else None
+        self._finder = None if head.coding else UsageFinder()
         self._limit = limits.rewrite_bytes
         self._raw_head = head
         self._held: list[bytes] | None = None
         self._held_bytes = 0
-        if wish.restore is not None and self._finder and b"json" in head.find(b"content-type"):
+        if wish.restore is not None and self._finder and b"json" in head.kind:
             self._held = []  # its length changes with the name, so it is sent whole
         if head.status >= 400:
             self._give_up("error", f"upstream_{head.status}")
@@ -241,7 +239,7 @@ def _as_status(error: Any, model: str) -> ApiError:
 
 def open_relay(head: Head, wish: Wish, limits: Limits) -> PlainRelay | StreamRelay:
     """The relay for an answer with this head."""
-    streamed = head.find(b"content-type").lower().startswith(b"text/event-stream")
-    if streamed and head.status == 200 and not head.find(b"content-encoding"):
+    streamed = head.kind.lower().startswith(b"text/event-stream")
+    if streamed and head.status == 200 and not head.coding:
         return StreamRelay(head, wish, limits)
     return PlainRelay(head, wish, limits)

@@ -40,7 +40,9 @@ class Reporter:
         """Write all waiting rows; returns how many."""
         written = 0
         while rows := self._core.usage.batch(BATCH_ROWS):
-            await self._pool.fetchval(self._queries["usage_flush"], rows)
+            now = time.monotonic()
+            documents = [row.as_json(now) for row in rows]
+            await self._pool.fetchval(self._queries["usage_flush"], documents)
             self._core.usage.written(rows)
             written += len(rows)
         return written

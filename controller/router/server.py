@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
 LAST_FLUSH_S = 5.0
+KEPT_ROWS = 1000
 STATS_S = 5.0  # one client of the stats socket
 
 
@@ -79,6 +80,9 @@ async def run_router(
     """
     sock = bind(config.host, config.port, config.backlog)
     async with trio.open_nursery() as nursery:
+        if pool is None:  # nobody takes rows away: keep the last few for a look
+            limits = replace(config.limits, usage_rows=KEPT_ROWS)
+            config = replace(config, limits=limits)
         core = Core(config, nursery)
         try:
             database = Database(pool, queries or {}, listen)

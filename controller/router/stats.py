@@ -1,6 +1,7 @@
 """Counters of one router process as plain integers; merged and rendered elsewhere.
 
-No metrics library on the hot path: a labelled increment there costs more than all of this.
+No metrics library on the hot path: a labelled increment there costs more than all of this. A
+request holds its model's counters (`ModelStats`), so counting is attributes, not label lookups.
 `snapshot` is JSON-able, and the sum of two processes' snapshots is their fleet's.
 """
 
@@ -10,8 +11,6 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from controller.router.tokens import Tokens
 
 DURATION_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -36,30 +35,61 @@ class Histogram:
         return {"buckets": self.buckets, "sum": self.total, "count": self.count}
 
 
+class EndpointStats:
+    """One model on one endpoint: answers by HTTP status, and how long they took."""
+
+    __slots__ = ("duration", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.duration = Histogram()
+
+
+class ModelStats:
+    """Everything counted for one model; "" stands for requests refused before it was known."""
+
+    __slots__ = ("cached", "endpoints", "in_flight", "outcomes", "tokens_in", "tokens_out", "ttft")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.tokens_in = self.tokens_out = self.cached = 0
+        self.outcomes: dict[str, int] = {}  # ok, error, client_closed, partial
+        self.endpoints: dict[str, EndpointStats] = {}
+        self.ttft = Histogram()
+
+    def settle(self, endpoint: str, http_status: int, outcome: str, seconds: float) -> None:
+        """One request is over; `http_status` is what the client saw (499: it saw nothing)."""
+        entry = self.endpoints.get(endpoint)
+        if entry is None:
+            entry = self.endpoints[endpoint] = EndpointStats()
+        entry.statuses[http_status] = entry.statuses.get(http_status, 0) + 1
+        entry.duration.observe(seconds)
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def count_tokens(self, tokens: Tokens) -> None:
+        self.tokens_in += tokens.prompt or 0
+        self.tokens_out += tokens.completion or 0
+        self.cached += tokens.cached or 0
+
+
 class Stats:
     """Everything one router process counts."""
 
     def __init__(self) -> None:
-        self.requests: dict[tuple[str, str, int], int] = {}  # model, endpoint, HTTP status
-        self.outcomes: dict[tuple[str, str], int] = {}  # model, ok|error|client_closed|partial
-        self.duration: dict[tuple[str, str], Histogram] = {}  # model, endpoint
-        self.ttft: dict[str, Histogram] = {}
-        self.tokens: dict[tuple[str, str], int] = {}  # model, in|out|cached
-        self.in_flight: dict[str, int] = {}  # model
+        self.models: dict[str, ModelStats] = {}
         self.refusals: dict[str, int] = {}  # error code
         self.retries: dict[str, int] = {}  # reason
         self.upstream_failures: dict[tuple[str, str], int] = {}  # replica, cause
-        self.cancellations: dict[str, int] = {}  # model
         self.counts: dict[str, int] = {}  # everything without labels
+
+    def model(self, name: str) -> ModelStats:
+        found = self.models.get(name)
+        if found is None:
+            found = self.models[name] = ModelStats()
+        return found
 
     def add(self, name: str, number: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + number
-
-    def enter(self, model: str) -> None:
-        self.in_flight[model] = self.in_flight.get(model, 0) + 1
-
-    def leave(self, model: str) -> None:
-        self.in_flight[model] -= 1
 
     def refuse(self, code: str) -> None:
         self.refusals[code] = self.refusals.get(code, 0) + 1
@@ -71,54 +101,32 @@ class Stats:
         key = (replica, cause)
         self.upstream_failures[key] = self.upstream_failures.get(key, 0) + 1
 
-    def settle(
-        self, model: str, endpoint: str, http_status: int, outcome: str, seconds: float
-    ) -> None:
-        """One request is over; `http_status` is what the client saw (499: it saw nothing)."""
-        key = (model, endpoint, http_status)
-        self.requests[key] = self.requests.get(key, 0) + 1
-        pair = (model, outcome)
-        self.outcomes[pair] = self.outcomes.get(pair, 0) + 1
-        if outcome == "client_closed":
-            self.cancellations[model] = self.cancellations.get(model, 0) + 1
-        timing = self.duration.get((model, endpoint))
-        if timing is None:
-            timing = self.duration[model, endpoint] = Histogram()
-        timing.observe(seconds)
-
-    def first_token(self, model: str, seconds: float) -> None:
-        timing = self.ttft.get(model)
-        if timing is None:
-            timing = self.ttft[model] = Histogram()
-        timing.observe(seconds)
-
-    def count_tokens(self, model: str, tokens: Tokens) -> None:
-        for word, number in (
-            ("in", tokens.prompt),
-            ("out", tokens.completion),
-            ("cached", tokens.cached),
-        ):
-            if number is not None:
-                key = (model, word)
-                self.tokens[key] = self.tokens.get(key, 0) + number
-
     def snapshot(self) -> dict[str, Any]:
         """All of it as JSON: labelled counters are lists of [labels..., value]."""
+        models = self.models.items()
+        endpoints = [(m, e, entry) for m, of in models for e, entry in of.endpoints.items()]
         return {
-            "requests": _rows(self.requests),
-            "outcomes": _rows(self.outcomes),
+            "requests": [
+                [m, e, status, n]
+                for m, e, entry in endpoints
+                for status, n in entry.statuses.items()
+            ],
+            "outcomes": [[m, word, n] for m, of in models for word, n in of.outcomes.items()],
             "duration_bounds_s": list(DURATION_BOUNDS_S),
-            "duration": [[*key, value.as_json()] for key, value in self.duration.items()],
-            "ttft": [[key, value.as_json()] for key, value in self.ttft.items()],
-            "tokens": _rows(self.tokens),
-            "in_flight": [[key, value] for key, value in self.in_flight.items()],
-            "refusals": [[key, value] for key, value in self.refusals.items()],
-            "retries": [[key, value] for key, value in self.retries.items()],
-            "upstream_failures": _rows(self.upstream_failures),
-            "cancellations": [[key, value] for key, value in self.cancellations.items()],
+            "duration": [[m, e, entry.duration.as_json()] for m, e, entry in endpoints],
+            "ttft": [[m, of.ttft.as_json()] for m, of in models if of.ttft.count],
+            "tokens": [
+                [m, word, n]
+                for m, of in models
+                for word, n in (("in", of.tokens_in), ("out", of.tokens_out), ("cached", of.cached))
+                if n
+            ],
+            "in_flight": [[m, of.in_flight] for m, of in models if m],
+            "refusals": [[code, n] for code, n in self.refusals.items()],
+            "retries": [[reason, n] for reason, n in self.retries.items()],
+            "upstream_failures": [[*key, n] for key, n in self.upstream_failures.items()],
+            "cancellations": [
+                [m, n] for m, of in models if (n := of.outcomes.get("client_closed", 0))
+            ],
             "counts": dict(self.counts),
         }
-
-
-def _rows(table: Mapping[tuple[Any, ...], int]) -> list[list[Any]]:
-    return [[*key, value] for key, value in table.items()]

@@ -6,20 +6,17 @@ Unknown is None: an engine that reports nothing is never billed as zero.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 _NAME = b'"usage"'
 _OPENING = re.compile(rb'"usage"\s*:\s*\{')
-_BRACE = re.compile(rb"[{}]")
 _LONGEST = 8192  # a usage object with all details is under 1 KiB
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """What one request used, as the engine counted it."""
+class Tokens(NamedTuple):
+    """What one request used, as the engine counted it (a tuple: made once per request)."""
 
     prompt: int | None = None
     completion: int | None = None
@@ -72,12 +69,14 @@ class UsageFinder:
 
 
 def _balanced(text: bytes, start: int) -> Any:
-    depth = 0
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace.group() == b"{" else -1
-        if depth == 0:
+    """The JSON object that begins at `start`; a usage object holds no braces in strings."""
+    end = text.find(b"}", start) + 1
+    while end > 0:
+        candidate = text[start:end]
+        if candidate.count(b"{") == candidate.count(b"}"):
             try:
-                return orjson.loads(text[start : brace.end()])
+                return orjson.loads(candidate)
             except orjson.JSONDecodeError:
                 return None
+        end = text.find(b"}", end) + 1
     return None

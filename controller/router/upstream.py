@@ -9,9 +9,8 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import httptools
 
@@ -46,8 +45,7 @@ class Cause(Enum):
 _TIMEOUTS = frozenset((Cause.HEADERS_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT))
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """Why an attempt ended, and whether its connection had served others before."""
 
     cause: Cause
@@ -231,16 +229,21 @@ class UpstreamConnection(Connection):
         if status < 200 or self._complete:
             return
         framed = False
+        kind = coding = b""
         for name, value in self._headers:
             if name == b"content-length":
                 self._length, framed = int(value), True
             elif name == b"transfer-encoding":
                 framed = True
+            elif name == b"content-type":
+                kind = value
+            elif name == b"content-encoding":
+                coding = value
         if status in (204, 304):
             self._length, framed = 0, True
         self._until_close = not framed
         self._waiting = False
-        self._head = Head(status, self._headers, self._length)
+        self._head = Head(status, self._headers, self._length, kind, coding)
 
     def on_body(self, piece: bytes) -> None:
         if not self._complete:

@@ -8,36 +8,82 @@ from __future__ import annotations
 import time
 from collections import deque
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from controller.router.tokens import Tokens
+
+
+class UsageRow(NamedTuple):
+    """What is known of a finished request; None is unknown. Cheap to make, rendered later."""
+
+    id: int  # a UUID as a number
+    key_id: str
+    model_asked: str | None
+    model: str | None
+    replica_id: int | None
+    endpoint: str
+    status: str  # ok, error, client_closed, partial
+    http_status: int
+    stream: bool
+    tokens: Tokens
+    ttft_s: float | None
+    total_s: float
+    attempts: int
+    error_code: str | None
+    request_id: bytes
+    ended: float  # monotonic
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        """The row as `usage_flush` takes it: unknown fields are absent."""
+        text = f"{self.id:032x}"
+        row = {
+            "id": f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}",
+            "key_id": self.key_id,
+            "model_asked": self.model_asked,
+            "model": self.model,
+            "replica_id": self.replica_id,
+            "endpoint": self.endpoint,
+            "status": self.status,
+            "http_status": self.http_status,
+            "stream": self.stream,
+            "prompt_tokens": self.tokens.prompt,
+            "completion_tokens": self.tokens.completion,
+            "cached_tokens": self.tokens.cached,
+            "ttft_ms": None if self.ttft_s is None else round(self.ttft_s * 1000, 3),
+            "total_ms": round(self.total_s * 1000, 3),
+            "attempts": self.attempts,
+            "error_code": self.error_code,
+            "request_id": self.request_id.decode(),
+            "age_ms": int((now - self.ended) * 1000),
+        }
+        return {name: value for name, value in row.items() if value is not None}
 
 
 class UsageLog:
-    """Rows with the moment they were finished (monotonic), oldest first."""
+    """Rows of finished requests, oldest first."""
 
     def __init__(self, limit: int) -> None:
-        self._rows: deque[tuple[float, dict[str, Any]]] = deque(maxlen=limit)
+        self._rows: deque[UsageRow] = deque(maxlen=limit)
         self.dropped = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: UsageRow) -> None:
         if len(self._rows) == self._rows.maxlen:
             self.dropped += 1
-        self._rows.append((time.monotonic(), row))
+        self._rows.append(row)
 
     def oldest_age_s(self) -> float | None:
-        return time.monotonic() - self._rows[0][0] if self._rows else None
+        return time.monotonic() - self._rows[0].ended if self._rows else None
 
-    def batch(self, limit: int) -> list[dict[str, Any]]:
-        """The oldest rows with their present age; they stay until `written` says so."""
-        now = time.monotonic()
-        return [
-            {**row, "age_ms": int((now - ended) * 1000)} for ended, row in islice(self._rows, limit)
-        ]
+    def batch(self, limit: int) -> list[UsageRow]:
+        """The oldest rows; they stay until `written` says that they are safe."""
+        return list(islice(self._rows, limit))
 
-    def written(self, rows: list[dict[str, Any]]) -> None:
+    def written(self, rows: list[UsageRow]) -> None:
         """Forget rows that are safe; ids make writing a row twice harmless, losing it not."""
-        safe = {row["id"] for row in rows}
-        while self._rows and self._rows[0][1]["id"] in safe:
+        safe = {row.id for row in rows}
+        while self._rows and self._rows[0].id in safe:
             self._rows.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,8 @@ class House:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return self.core.usage.batch(10_000)
+        now = time.monotonic()
+        return [row.as_json(now) for row in self.core.usage.batch(10_000)]
 
     async def row(self, number: int = 0) -> dict[str, Any]:
         await until(lambda: len(self.core.usage) > number)
@@ -91,7 +93,7 @@ class House:
     def idle(self) -> bool:
         """Whether nothing counts as running."""
         pools = self.core.fleet.everyone()
-        gauges = self.core.stats.in_flight.values()
+        gauges = [model.in_flight for model in self.core.stats.models.values()]
         return self.core.exchanges == 0 and not any(p.in_flight for p in pools) and not any(gauges)
 
     def close(self) -> None:
