@@ -1,0 +1,303 @@
+"""The house rules that lint cannot express: sizes, names, places, and where SQL may stand."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import io
+import re
+import subprocess
+import tokenize
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TOP = {
+    "pyproject.toml",
+    "controller",
+    "agent",
+    "sql",
+    "alembic",
+    "tests",
+    "ops",
+    "README.md",
+    "LICENSE",
+}
+PACKAGES = ("sql", "agent", "controller")
+FILE_LINES, FUNCTION_LINES, SQL_LINES, README_LINES = 500, 60, 250, 120
+BANNED_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|managers?|misc)(_|$)")
+UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX)\b|NotImplemented" r"Error")
+SQL_START = re.compile(
+    r"\s*(select\s.+\sfrom\s|insert\s+into\s|update\s+\S+\s+set\s|delete\s+from\s|with\s+\w+\s+as\s*\("
+    r"|create\s+(or\s+replace\s+|unique\s+)?(table|view|function|index|role|database|schema|trigger)\s"
+    r"|drop\s+(table|view|function|index|role|database|schema)\s|alter\s+(table|role|database)\s"
+    r"|grant\s.+\sto\s|select\s+[\w.]+\()",
+    re.IGNORECASE | re.DOTALL,
+)
+SQL_IN_PYTHON = {"sql/migrate.py", "sql/logins.py", "sql/listen.py"}
+"""Statements with names that cannot be arguments, and the LISTEN connection's own few words."""
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    """Files that git has or would take; every file where there is no git (an unpacked release)."""
+    done = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = (
+        done.stdout.splitlines()
+        if done.returncode == 0
+        else [
+            str(p.relative_to(ROOT))
+            for p in ROOT.rglob("*")
+            if p.is_file() and not any(part in (".venv", "__pycache__", ".git") for part in p.parts)
+        ]
+    )
+    return tuple(sorted(name for name in names if (ROOT / name).is_file()))
+
+
+def files(suffix: str, *folders: str) -> list[str]:
+    return [
+        n for n in tracked() if n.endswith(suffix) and (not folders or n.split("/")[0] in folders)
+    ]
+
+
+def python_files() -> list[str]:
+    scripts = [
+        n for n in tracked() if n.startswith("ops/") and "." not in Path(n).name and _is_python(n)
+    ]
+    return files(".py") + scripts
+
+
+def _is_python(name: str) -> bool:
+    with (ROOT / name).open("rb") as file:
+        return b"python" in file.readline(100)
+
+
+@cache
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(text_of(name))
+
+
+def functions(name: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [
+        n for n in ast.walk(tree_of(name)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function from ``def`` to its end, without its docstring."""
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    first = node.body[0]
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+def too_long(suffix: str, most: int, names: list[str]) -> list[str]:
+    counted = ((name, len(text_of(name).splitlines())) for name in names)
+    return [f"{name}: {lines} lines" for name, lines in counted if lines > most]
+
+
+def test_files_are_short() -> None:
+    assert not too_long(".py", FILE_LINES, python_files())
+
+
+def test_sql_files_are_short() -> None:
+    names = [n for n in files(".sql", "sql") if "/migrations/" not in n]
+    assert not too_long(".sql", SQL_LINES, names)
+
+
+def test_readmes_are_short() -> None:
+    assert not too_long(".md", README_LINES, [n for n in files("README.md") if n != "README.md"])
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{name}:{node.lineno} {node.name}: {length(node)} lines"
+        for name in python_files()
+        for node in functions(name)
+        if length(node) > FUNCTION_LINES
+    ]
+    assert not long
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [n for n in python_files() if text_of(n).strip() and not ast.get_docstring(tree_of(n))]
+    assert not silent
+
+
+def test_public_names_of_packages_are_explained() -> None:
+    """Classes and functions at module level; ten lines with a good name speak for themselves."""
+    silent = [
+        f"{name}:{node.lineno} {node.name}"
+        for name in files(".py", *PACKAGES)
+        for node in tree_of(name).body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert not silent
+
+
+def test_top_level_is_fixed() -> None:
+    found = {name.split("/")[0] for name in tracked()}
+    assert {name for name in found if not name.startswith(".")} <= TOP
+
+
+def test_alembic_folder_is_no_package() -> None:
+    """From the repository's root it would hide the installed alembic."""
+    assert not (ROOT / "alembic" / "__init__.py").exists()
+
+
+def test_nothing_is_left_unfinished() -> None:
+    text_suffixes = (".py", ".sql", ".md", ".toml", ".yml", ".yaml", ".sh", ".txt", ".service")
+    marks = [
+        f"{name}:{number}: {line.strip()[:80]}"
+        for name in tracked()
+        if name.endswith(text_suffixes) or name in {"ops/up", "ops/test", "ops/bootstrap"}
+        if not name.startswith("tests/captures/")
+        for number, line in enumerate(text_of(name).splitlines(), 1)
+        if UNFINISHED.search(line)
+    ]
+    assert not marks
+
+
+def test_nothing_is_called_a_helper() -> None:
+    vague = [
+        n
+        for n in files(".py", *PACKAGES, "ops")
+        if any(BANNED_NAMES.search(Path(part).stem) for part in n.split("/"))
+    ]
+    assert not vague
+
+
+def _docstrings(tree: ast.Module) -> set[int]:
+    """Identities of the string nodes that are docstrings."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, kinds) and node.body]
+    return {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
+
+
+def _sql_strings(name: str) -> list[int]:
+    tree = tree_of(name)
+    spared = _docstrings(tree)
+    strings = (
+        n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    )
+    return [n.lineno for n in strings if id(n) not in spared and SQL_START.match(n.value)]
+
+
+def test_sql_stands_in_sql_files_only() -> None:
+    names = [n for n in files(".py", *PACKAGES) if n not in SQL_IN_PYTHON]
+    assert not [f"{name}:{line}" for name in names for line in _sql_strings(name)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select id from llmgw.nodes",
+        "insert into t values (1)",
+        "update t set a = 1",
+        "with a as (select 1) select * from a",
+        "select agent.sync($1)",
+    ],
+)
+def test_the_sql_rule_sees_statements(text: str) -> None:
+    assert SQL_START.match(text)
+
+
+@pytest.mark.parametrize("text", ["select one with --port", "update of the agent", "delete it"])
+def test_the_sql_rule_lets_words_pass(text: str) -> None:
+    assert not SQL_START.match(text)
+
+
+def test_named_queries_say_why() -> None:
+    """A name line, then a comment line, then the statement."""
+    silent = []
+    for name in files(".sql", "sql"):
+        if "/queries/" in name:
+            lines = text_of(name).splitlines()
+            silent += [
+                f"{name}:{i + 1}"
+                for i, line in enumerate(lines)
+                if line.startswith("-- name:") and not lines[i + 1].startswith("-- ")
+            ]
+    assert not silent
+
+
+def test_console_scripts_start() -> None:
+    scripts = tomllib.loads(text_of("pyproject.toml"))["project"]["scripts"]
+    for target in scripts.values():
+        module, _, name = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), name)), target
+
+
+def test_constraints_are_versions_only() -> None:
+    lines = [
+        line
+        for line in text_of("ops/constraints.txt").splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert not [
+        line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line)
+    ]
+    names = [re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines]
+    assert len(names) == len(set(names))
+
+
+def test_every_dependency_is_constrained() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    wanted = project["dependencies"] + [
+        d for extra in project["optional-dependencies"].values() for d in extra
+    ]
+    constrained = {
+        re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower()
+        for line in text_of("ops/constraints.txt").splitlines()
+    }
+    names = {re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", d)[0]).lower() for d in wanted}
+    assert names <= constrained
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = sorted(
+        int(Path(n).name[:4]) for n in files(".md", "ops") if n.startswith("ops/decisions/")
+    )
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_news_are_there() -> None:
+    assert [
+        n
+        for n in tracked()
+        if re.fullmatch(r"ops/news/\d+\.(feature|fix|change|removal)(\.\d+)?\.md", n)
+    ]
+
+
+def test_comments_name_no_person_or_machine() -> None:
+    """Paths of a developer's machine do not belong into code."""
+    private = re.compile(r"/(work|home/\w+|Users/\w+)/(main|shared|\w+)/")
+    kinds = (tokenize.COMMENT, tokenize.STRING)
+    found = []
+    for name in python_files():
+        tokens = tokenize.generate_tokens(io.StringIO(text_of(name)).readline)
+        found += [
+            f"{name}:{t.start[0]}" for t in tokens if t.type in kinds and private.search(t.string)
+        ]
+    assert not found
