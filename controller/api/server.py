@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from sql.pool import Pool
 
 BODY_BYTES = 4 * 1024 * 1024
+DROPPED_BYTES = 64 * 1024 * 1024
+"""A body over the cap is dropped up to here: a client that still writes reads no answer."""
 BODY_S = 10.0
 _FREE = frozenset({"/healthz", "/readyz"})
 """What load balancers ask, which have no token. Says nothing about the cluster's content."""
@@ -92,8 +94,7 @@ class Api:
 def make_app(context: Context) -> QuartTrio:
     """The admin app. Reads the token file; raises OSError or ValueError when that is no good."""
     app = QuartTrio("controller.api", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES
-    app.config["BODY_TIMEOUT"] = BODY_S
+    app.config["MAX_CONTENT_LENGTH"] = DROPPED_BYTES
     api = Api(context, access_of(context.config))
 
     @app.before_request
@@ -155,9 +156,7 @@ def _unrouted(error: HTTPException) -> ApiError:
         message = f"{request.path} does not take {request.method}, only {verbs}"
         return ApiError(405, message, {"Allow": verbs})
     if status == 413:
-        return ApiError(413, f"the body is over {BODY_BYTES // 2**20} MiB: split it")
-    if status == 408:
-        return ApiError(408, f"the body did not arrive within {BODY_S:.0f} s: send it again")
+        return _too_big()
     return ApiError(status, f"{request.method} {request.path}: {error.description}")
 
 
@@ -170,14 +169,32 @@ def _checked_query(route: Route) -> BaseModel:
     return _checked(form, {name: values[0] for name, values in given.items()})
 
 
+async def _body() -> bytes:
+    """The whole body; ApiError 413 when it is too big, 408 when it does not come."""
+    parts, size = [], 0
+    with trio.move_on_after(BODY_S) as waiting:
+        async for part in request.body:
+            size += len(part)
+            if size <= BODY_BYTES:
+                parts.append(part)
+    if waiting.cancelled_caught:
+        raise ApiError(408, f"the body did not arrive within {BODY_S:.0f} s: send it again")
+    if size > BODY_BYTES:
+        raise _too_big()
+    return b"".join(parts)
+
+
+def _too_big() -> ApiError:
+    return ApiError(413, f"the body is over {BODY_BYTES // 2**20} MiB: split it")
+
+
 async def _checked_body(route: Route) -> BaseModel:
     if request.mimetype != "application/json":
         raise ApiError(
             415, f"{route.verb} {route.path} takes JSON: send Content-Type: application/json"
         )
-    raw = await request.get_data(as_text=False)
     try:
-        given = orjson.loads(raw)
+        given = orjson.loads(await _body())
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):

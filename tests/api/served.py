@@ -111,7 +111,7 @@ def populate(db: psycopg.Connection) -> None:
                case when i = 3 then array['Xid 79: fell off the bus'] else '{}' end
         from generate_series(0, 3) i;
         insert into llmgw_core.node_load (node_id, at, cpu_percent, load1, memory_used_mib, gpus)
-        values ('n1', clock_timestamp(), 12.5, 1.5, 1024, '{"GPU-0": {"memory_used_mib": 70000, "utilization_percent": 93, "power_w": 512.25}}');
+        values ('n1', clock_timestamp(), 12.5, 1.5, 1024, '{"GPU-0": {"memory_used_mib": 70000, "memory_foreign_mib": 0, "utilization_percent": 93, "power_w": 512.25}, "GPU-1": {"memory_foreign_mib": 0}, "GPU-2": {"memory_foreign_mib": 0}}');
         insert into llmgw_core.engine (node_id, engine, version, state) values ('n1', 'vllm', '0.32.0', 'installed'), ('n1', 'sglang', '1.0', 'provisioning');
         insert into llmgw_core.disk (node_id, mount, filesystem, kind, total_mib, free_mib) values ('n1', '/', 'ext4', 'local', 1048576, 524288);
         insert into llmgw_core.weight (node_id, source, path, bytes, complete) values ('n1', 'file:/models/tiny.gguf', '/models/tiny.gguf', 123456, true);
