@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from agent import __version__
-from agent.address import LOOPBACK, address_towards
+from agent.address import LOOPBACK
 from agent.config import AgentSettings, BadConfig, engine_environment, load
 from agent.door import SqlDoor
 from agent.facts import Facts
@@ -32,8 +32,7 @@ log = structlog.get_logger()
 
 
 def build(settings: AgentSettings, door: Door, state: StateDir) -> Agent:
-    """An agent out of its settings; blocks for a name look-up when no address is set."""
-    address = settings.mgmt_addr or address_towards(settings.database.url.get_secret_value())
+    """An agent out of its settings."""
     env = engine_environment()
     site = Site(
         node=settings.node,
@@ -42,8 +41,9 @@ def build(settings: AgentSettings, door: Door, state: StateDir) -> Agent:
         env=env,
         engine_paths=settings.engine_paths,
     )
-    shards = Shards(site, address or LOOPBACK)
-    machine = Machine(settings.probe_config(address))
+    shards = Shards(site, settings.mgmt_addr or LOOPBACK)
+    url = settings.database.url.get_secret_value()
+    machine = Machine(settings.probe_config(), url)
     return Agent(
         node=settings.node,
         secret=node_secret(settings.secret_path),

@@ -162,11 +162,11 @@ class AgentSettings(BaseModel):
         except OSError as error:
             raise BadConfig(f"enrolment_token_file cannot be read: {error}") from error
 
-    def probe_config(self, mgmt_addr: str | None) -> ProbeConfig:
+    def probe_config(self) -> ProbeConfig:
         """What the probes need of it."""
         homes = {str(Path(p).parent.parent) for p in self.engine_paths.values()}
         return ProbeConfig(
-            mgmt_addr=mgmt_addr,
+            mgmt_addr=self.mgmt_addr,
             labels=self.labels,
             ports=self.ports,
             weights=[str(self.weights_path)],

@@ -5,18 +5,20 @@ Runs in the child process of agent.fetch. huggingface_hub does the work: it resu
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING
 
 from agent.fetch_http import FetchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from agent.source import Source
 
 WATCH_S = 0.5
+_SPLIT = re.compile(r"(.+)-\d{5}-of-\d{5}\.gguf")
 DUPLICATES = ("original/*", "*.pth", "*.bin", "*.msgpack", "*.h5", "*.onnx", "onnx/*")
 """The same weights in other formats: left out when the repository has safetensors."""
 
@@ -26,14 +28,30 @@ def wanted_files(sizes: dict[str, int | None], file: str | None) -> dict[str, in
     from fnmatch import fnmatch
 
     if file is not None:
-        return {name: size for name, size in sizes.items() if name == file}
+        split = _SPLIT.fullmatch(file)  # llama.cpp reads the other parts of a split file itself
+        return {
+            name: size
+            for name, size in sizes.items()
+            if name == file or (split and (m := _SPLIT.fullmatch(name)) and m[1] == split[1])
+        }
     if not any(name.endswith(".safetensors") for name in sizes):
+        _one_gguf(sizes)
         return sizes
     return {
         name: size
         for name, size in sizes.items()
         if not any(fnmatch(name, pattern) for pattern in DUPLICATES)
     }
+
+
+def _one_gguf(names: Iterable[str]) -> None:
+    """Refuse a repository of many quantisations: all of them may be a terabyte."""
+    found = sorted({m[1] if (m := _SPLIT.fullmatch(n)) else n for n in names if ".gguf" in n})
+    if len(found) > 1:
+        raise FetchError(
+            f"the repository holds {len(found)} GGUF models ({', '.join(found[:8])}): "
+            "name a file in the source, as hf:org/repo/file.gguf"
+        )
 
 
 def fetch_hf(

@@ -23,8 +23,8 @@ from sql.errors import DatabaseAway, DatabaseError, Unauthorized
 if TYPE_CHECKING:
     from agent.door import Answer, Door
     from agent.facts import Facts
-    from agent.shards import Shards
     from agent.state import StateDir
+    from agent.work import Work
 
 GAP_S = 0.2
 """At most five syncs a second, however fast shards change."""
@@ -48,7 +48,7 @@ class Agent:
         enrolment_token: str | None,
         door: Door,
         state: StateDir,
-        shards: Shards,
+        shards: Work,
         facts: Facts,
         engine_log_bytes: int,
     ) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import trio
+
+from agent.address import address_towards
 from agent.probes import inventory
 from agent.probes.root import Root
 
@@ -14,13 +18,19 @@ if TYPE_CHECKING:
 class Machine:
     """One machine under a root: the live one, or a captured one in tests."""
 
-    def __init__(self, config: inventory.ProbeConfig, root: Root | None = None) -> None:
+    def __init__(
+        self, config: inventory.ProbeConfig, database_url: str, root: Root | None = None
+    ) -> None:
         self._config = config
+        self._database_url = database_url
         self._root = root or Root()
         self._cpu: CpuTimes | None = None
 
     async def slow(self) -> dict[str, Any]:
         """The documents of host, gpus, engines and disks."""
+        if self._config.mgmt_addr is None:  # asked until known: name service may be away at start
+            found_at = await trio.to_thread.run_sync(address_towards, self._database_url)
+            self._config = replace(self._config, mgmt_addr=found_at)
         found = await inventory.slow_facts(self._root, self._config)
         return {
             "host": found.host,

@@ -15,11 +15,13 @@ import trio
 from agent.assignment import Assignment, BadAssignment, parse, shard_of
 from agent.orphans import sweep
 from agent.state import Record
-from agent.supervise import News, Shard, Site
+from agent.supervise import Shard, Site
 from sql.states import SHARD, SHARD_FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from agent.work import News
 
 MAX_TAILS = 16
 """Log tails in one report: 4 KiB each, and a report is bounded to 256 KiB."""
@@ -167,7 +169,10 @@ class Shards:
         return Shard(self._site, record, assignment)
 
     async def _live(self, task: Shard) -> None:
-        await task.run()
+        try:
+            await task.run()
+        except Exception:
+            log.exception("shard task ended by a fault of the agent", shard=task.record.shard)
         if task.record.shard in self._dropped:
             await self._forget(task.record.shard)
 

@@ -15,6 +15,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from agent.process import Identity
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 OLD_LOGS = 50
+log = structlog.get_logger()
 
 
 class StateDirBusy(Exception):
@@ -173,8 +176,15 @@ class StateDir:
         """Keep a record. The shard's task and the sync may both save it, from two threads."""
         with self._writing:
             if not record.forgotten:
-                path = self.shards / f"{record.shard}.json"
-                write_atomic(path, json.dumps(record.to_json()))
+                self._keep(f"shards/{record.shard}.json", json.dumps(record.to_json()))
+
+    def _keep(self, name: str, content: str) -> None:
+        # A full disk must not stop a shard or silence the node: what is in memory stays true, and
+        # an engine that no file knows is ended as an orphan by the next agent.
+        try:
+            write_atomic(self.path / name, content)
+        except OSError as error:
+            log.warning("state not written", file=name, error=str(error))
 
     def forget(self, record: Record) -> None:
         """Remove a shard's record and working directory; its log stays until it ages out."""
@@ -206,7 +216,7 @@ class StateDir:
         if gen is None:
             (self.path / "gen").unlink(missing_ok=True)
         else:
-            write_atomic(self.path / "gen", f"{gen}\n")
+            self._keep("gen", f"{gen}\n")
 
 
 def node_secret(path: Path) -> str:

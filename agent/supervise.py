@@ -20,6 +20,7 @@ from agent.logfile import TAIL_BYTES, tail
 from agent.process import Identity, Mark, alive, end_tree, ended, exit_code, spawn, tree
 from agent.readiness import foreign_listener, not_ready_because
 from agent.weights import NoWeights
+from agent.work import News
 from sql.states import SHARD_FINAL
 
 if TYPE_CHECKING:
@@ -46,25 +47,6 @@ class Failed(Exception):
     def __init__(self, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-class News:
-    """Whether a shard has something new for the database; one waiter."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def tell(self) -> None:
-        """There is news."""
-        self._event.set()
-
-    def take(self) -> None:
-        """What is told from here on counts as new."""
-        self._event = trio.Event()
-
-    async def wait(self) -> None:
-        """Return when there is news."""
-        await self._event.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,6 @@ def filled(template: tuple[str, ...], values: dict[str, str]) -> tuple[str, ...]
 class Command:
     """It must stay in the foreground: a program that puts itself into the background has ended."""
 
-    running_metric: str | None = None
-    waiting_metric: str | None = None
-
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The template, filled, then the profile's args."""
         if not a.command:

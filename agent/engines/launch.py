@@ -63,11 +63,6 @@ class Launch:
 class Engine(Protocol):
     """A translation from assignment to process."""
 
-    running_metric: str | None
-    """Name of the metric of running requests on /metrics; None when the engine has none."""
-    waiting_metric: str | None
-    """Name of the metric of waiting requests."""
-
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The command; raises CannotLaunch."""
         ...

@@ -43,9 +43,6 @@ def gguf_file(path: Path, model: str) -> Path:
 class LlamaCpp:
     """/health answers 503 while loading; /v1/models names the alias."""
 
-    running_metric: str | None = "llamacpp:requests_processing"
-    waiting_metric: str | None = "llamacpp:requests_deferred"
-
     def launch(self, a: Assignment, place: Place) -> Launch:
         """`llama-server` from the settings or PATH, else our own front of the wheel."""
         single_node(a)

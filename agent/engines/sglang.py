@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 class SGLang:
     """/health answers 200 once the server is up."""
 
-    running_metric: str | None = "sglang:num_running_reqs"
-    waiting_metric: str | None = "sglang:num_queue_reqs"
-
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The program is a Python interpreter: SGLang is a module, not a command."""
         single_node(a)

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 class Vllm:
     """/health refuses connections until the model is loaded."""
 
-    running_metric: str | None = "vllm:num_requests_running"
-    waiting_metric: str | None = "vllm:num_requests_waiting"
-
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The weights are local already: vLLM shall ask no hub and send no statistics."""
         single_node(a)

@@ -16,6 +16,8 @@ import pytest
 import trio
 
 from agent.config import engine_environment
+from agent.fetch_hf import wanted_files
+from agent.fetch_http import FetchError
 from agent.source import BadSource, parse_source, read_note
 from agent.weights import NoWeights, Weights, weights_on_disk
 from tests.agent.conftest import until
@@ -279,6 +281,16 @@ async def test_a_model_of_a_hub_is_brought_whole_or_by_file(server: Server, tmp_
     assert not (folder / "pytorch_model.bin").exists()
     one = await bring.ensure("hf:org/tiny@main/model.safetensors", nothing)
     assert one.read_bytes() == DATA
+
+
+def test_of_a_hub_only_the_needed_files_are_taken() -> None:
+    sizes: dict[str, int | None] = {"a-00001-of-00002.gguf": 1, "a-00002-of-00002.gguf": 1}
+    assert wanted_files(sizes, "a-00001-of-00002.gguf") == sizes
+    assert wanted_files({**sizes, "README.md": 1}, None).keys() >= sizes.keys()
+    with pytest.raises(FetchError, match=r"holds 2 GGUF models \(a, b-Q4\.gguf\)"):
+        wanted_files({**sizes, "b-Q4.gguf": 1}, None)
+    many = {"m.safetensors": 1, "m.bin": 1, "original/m.pth": 1}
+    assert wanted_files(many, None) == {"m.safetensors": 1}
 
 
 async def test_local_files_are_taken_as_they_are(tmp_path: Path) -> None:
