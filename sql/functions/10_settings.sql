@@ -10,6 +10,17 @@ language sql stable parallel safe security definer set search_path = llmgw_core,
 $$;
 comment on function llmgw_core.seconds(text) is 'A setting in seconds as an interval.';
 
+-- Without a fixed search_path, so that Postgres can inline them; their callers have one.
+create or replace function llmgw_core.number_of(p_value jsonb) returns double precision
+language sql immutable parallel safe as $$
+    select case jsonb_typeof(p_value) when 'number' then case when abs(p_value::numeric) < 1e15 then p_value::double precision end end
+$$;
+comment on function llmgw_core.number_of(jsonb) is 'A reported number; null for anything else, so that one odd field is unknown and costs nothing more (E01).';
+
+create or replace function llmgw_core.list_or_empty(p_value jsonb) returns jsonb
+language sql immutable parallel safe as $$ select case jsonb_typeof(p_value) when 'array' then p_value else '[]' end $$;
+comment on function llmgw_core.list_or_empty(jsonb) is 'The value when it is a list, else an empty one.';
+
 create or replace function llmgw_core.notify(p_topic text) returns void
 language plpgsql set search_path = llmgw_core, pg_temp as $$
 begin

@@ -44,13 +44,14 @@ begin
     select * into n from llmgw_core.node where id = new.node_id for no key update;
     select coalesce(sum(memory_mib), 0), coalesce(sum(cpus), 0) into used_mib, used_cpus
         from llmgw_core.shard where node_id = new.node_id and state not in ('stopped', 'failed');
-    if new.memory_mib is not null and used_mib + new.memory_mib > n.memory_effective_mib then
-        raise exception 'node % has not enough memory: need % MiB, have % of % MiB unclaimed',
-            n.id, new.memory_mib, n.memory_effective_mib - used_mib, n.memory_effective_mib using errcode = 'LG003';
+    -- Coalesced: against an unknown size nothing fits.
+    if new.memory_mib is not null and not coalesce(used_mib + new.memory_mib <= n.memory_effective_mib, false) then
+        raise exception 'node % has not enough memory: need % MiB, have % of % MiB unclaimed', new.node_id, new.memory_mib,
+            coalesce((n.memory_effective_mib - used_mib)::text, 'unknown'), coalesce(n.memory_effective_mib::text, 'unknown') using errcode = 'LG003';
     end if;
-    if new.cpus is not null and used_cpus + new.cpus > n.cpus_effective + 1e-6 then
-        raise exception 'node % has not enough cores: need %, have % of % unclaimed',
-            n.id, new.cpus, n.cpus_effective - used_cpus, n.cpus_effective using errcode = 'LG003';
+    if new.cpus is not null and not coalesce(used_cpus + new.cpus <= n.cpus_effective + 1e-6, false) then
+        raise exception 'node % has not enough cores: need %, have % of % unclaimed', new.node_id, new.cpus,
+            coalesce((n.cpus_effective - used_cpus)::text, 'unknown'), coalesce(n.cpus_effective::text, 'unknown') using errcode = 'LG003';
     end if;
     return new;
 end $$;
@@ -67,6 +68,10 @@ declare
     whole boolean;
 begin
     select * into card from llmgw_core.gpu where node_id = new.node_id and uuid = new.gpu_uuid for no key update;
+    perform 1 from llmgw_core.shard where id = new.shard_id and node_id = new.node_id and state not in ('stopped', 'failed');
+    if not found then
+        raise exception 'shard % is over or not on node %: it cannot hold gpu %', new.shard_id, new.node_id, new.gpu_uuid using errcode = 'LG003';
+    end if;
     select coalesce(sum(memory_mib), 0), coalesce(bool_or(memory_mib is null), false) into shared_mib, whole
         from llmgw_core.gpu_claim
         where node_id = new.node_id and gpu_uuid = new.gpu_uuid and shard_id <> new.shard_id;
@@ -75,11 +80,11 @@ begin
     end if;
     if new.memory_mib is not null and (card.memory_mib is null or shared_mib + new.memory_mib > card.memory_mib) then
         raise exception 'gpu % of node % has not enough memory: need % MiB, have % MiB unclaimed',
-            new.gpu_uuid, new.node_id, new.memory_mib, card.memory_mib - shared_mib using errcode = 'LG003';
+            new.gpu_uuid, new.node_id, new.memory_mib, coalesce((card.memory_mib - shared_mib)::text, 'unknown') using errcode = 'LG003';
     end if;
     return new;
 end $$;
-comment on function llmgw_core.check_claim_fits() is 'A card has one whole holder, or shares that sum within its memory. Locks the card.';
+comment on function llmgw_core.check_claim_fits() is 'A card has one whole holder, or shares that sum within its memory; holders are live shards of its node. Locks the card.';
 
 create or replace trigger claim_fits before insert or update on llmgw_core.gpu_claim
     for each row execute function llmgw_core.check_claim_fits();

@@ -31,6 +31,9 @@ begin
         pool = p_item->>'pool', launch = launch + 1, term = p_term, reason = p_item->>'reason',
         backoff_until = null, drain_deadline = null, endpoint = null, ready_at = null
         where id = r.id;
+    if llmgw_core.list_or_empty(p_item->'shards') = '[]' then
+        raise exception 'replica % is placed on no node', r.id using errcode = 'LG003';
+    end if;
     for s in select * from jsonb_to_recordset(p_item->'shards') as x(rank int, node_id text, basis bigint,
             gpus text[], gpu_memory_mib bigint, port int, cpus double precision, memory_mib bigint) loop
         select * into n from llmgw_core.node where id = s.node_id;
@@ -38,7 +41,7 @@ begin
             raise exception 'node % does not exist', s.node_id using errcode = 'LG003';
         elsif n.intent <> 'ready' then
             raise exception 'node % is %', n.id, n.intent using errcode = 'LG003';
-        elsif (p_gens->>n.id)::bigint <> s.basis then
+        elsif (p_gens->>n.id)::bigint is distinct from s.basis then
             raise exception 'node % changed since the snapshot', n.id using errcode = 'LG003';
         end if;
         insert into llmgw_core.shard (replica_id, launch, rank, node_id, port, cpus, memory_mib, spec)
@@ -88,6 +91,32 @@ begin
 end $$;
 comment on function llmgw_core.plan_move(bigint, jsonb) is 'One move of a replica; stopping and failed tell its shards to stop.';
 
+create or replace function llmgw_core.plan_replica(p_item jsonb) returns bigint
+language sql immutable set search_path = llmgw_core, pg_temp as $$
+    select case when p_item->>'replica_id' ~ '^[0-9]{1,18}$' then (p_item->>'replica_id')::bigint end
+$$;
+comment on function llmgw_core.plan_replica(jsonb) is 'The replica that a plan item names; null for anything odd, which the item itself then reports.';
+
+create or replace function llmgw_core.plan_lock(p_items jsonb) returns jsonb
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    placed text[];
+    moved bigint[];
+begin
+    select array_agg(distinct s->>'node_id') into placed
+        from jsonb_array_elements(p_items) i, jsonb_array_elements(llmgw_core.list_or_empty(i->'shards')) s;
+    select array_agg(distinct llmgw_core.plan_replica(i)) into moved from jsonb_array_elements(p_items) i;
+    perform 1 from llmgw_core.node n where n.id = any (placed) or n.id in (
+            select s.node_id from llmgw_core.shard s where s.replica_id = any (moved) and s.state not in ('stopped', 'failed'))
+        order by n.id for no key update;
+    perform 1 from llmgw_core.replica r where r.id = any (moved) order by r.id for no key update;
+    -- Agents' reports take their shards in this order too.
+    perform 1 from llmgw_core.shard s where s.replica_id = any (moved) and s.state not in ('stopped', 'failed')
+        order by s.id for no key update;
+    return (select coalesce(jsonb_object_agg(n.id, n.alloc_gen), '{}') from llmgw_core.node n where n.id = any (placed));
+end $$;
+comment on function llmgw_core.plan_lock(jsonb) is 'Locks every node, replica and shard that a plan touches, always in one order so that commits and reports cannot deadlock; returns alloc_gen of the nodes to place on.';
+
 create or replace function llmgw_core.commit_plan_v1(p_term bigint, p_items jsonb)
 returns table ("position" int, outcome text)
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -99,15 +128,7 @@ declare
     verdict text;
 begin
     perform llmgw_core.require_term('tick', p_term);
-    -- Every node that any item touches, in one order, so that two commits cannot deadlock.
-    perform 1 from llmgw_core.node n where n.id in (
-            select s->>'node_id' from jsonb_array_elements(p_items) i, jsonb_array_elements(coalesce(i->'shards', '[]')) s
-            union select sh.node_id from jsonb_array_elements(p_items) i
-                join llmgw_core.shard sh on sh.replica_id = (i->>'replica_id')::bigint
-                where i->>'kind' = 'move' and sh.state not in ('stopped', 'failed'))
-        order by n.id for no key update;
-    select coalesce(jsonb_object_agg(n.id, n.alloc_gen), '{}') into gens from llmgw_core.node n
-        where n.id in (select s->>'node_id' from jsonb_array_elements(p_items) i, jsonb_array_elements(coalesce(i->'shards', '[]')) s);
+    gens := llmgw_core.plan_lock(p_items);
     for item in select * from jsonb_array_elements(p_items) loop
         verdict := 'ok';
         begin  -- a subtransaction each: one bad item never stops the others (D10)
@@ -129,9 +150,9 @@ begin
         end;
         insert into llmgw_core.decision (term, kind, model, replica_id, node_id, reason, detail)
             values (p_term, case when verdict = 'ok' then item->>'kind' else 'refuse' end, item->>'model',
-                    (item->>'replica_id')::bigint, item->'shards'->0->>'node_id',
+                    llmgw_core.plan_replica(item), item->'shards'->0->>'node_id',
                     case when verdict = 'ok' then coalesce(item->>'reason', '') else verdict end,
-                    item - 'spec' - 'model' - 'replica_id');
+                    case jsonb_typeof(item) when 'object' then item - 'spec' - 'model' - 'replica_id' else item end);
         "position" := at_position;
         outcome := verdict;
         at_position := at_position + 1;
@@ -159,7 +180,8 @@ begin
                 order by r->>'profile', r->>'node', r->>'code'), '') || (a->>'placed'), 'utf8'))
             into fresh from jsonb_array_elements(a->'refusals') r;
         select * into known from llmgw_core.attempt where model = a->>'model';
-        if known.digest = fresh then
+        -- Kept refusals leave with their day's partition: write them again in time.
+        if known.digest = fresh and known.decision_at > clock_timestamp() - llmgw_core.setting('decision_days') / 2 * interval '1 day' then
             update llmgw_core.attempt set checked_at = clock_timestamp() where model = known.model;
             continue;
         end if;
@@ -178,6 +200,6 @@ begin
     end loop;
     return written;
 end $$;
-comment on function llmgw_core.record_attempts_v1(bigint, jsonb) is 'Keeps what each model''s placement attempt found; a new set of rows only when the refusals changed. Returns how many were new.';
+comment on function llmgw_core.record_attempts_v1(bigint, jsonb) is 'Keeps what each model''s placement attempt found; a new set of rows only when the refusals changed or grow old. Returns how many were new.';
 
 grant execute on function llmgw_core.commit_plan_v1(bigint, jsonb), llmgw_core.record_attempts_v1(bigint, jsonb) to llmgw_controller;

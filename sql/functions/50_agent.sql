@@ -40,11 +40,11 @@ begin
         raise exception 'this enrolment token does not admit node %: it is unknown, used, expired or for another node', p_node
             using errcode = 'LG004', hint = 'Make a new one: llmgwctl node enroll ' || p_node;
     end if;
-    if length(p_secret) < 32 then
+    if coalesce(length(p_secret), 0) < 32 then
         raise exception 'the secret of node % is shorter than 32 characters', p_node using errcode = 'LG003';
     end if;
-    if e.node_id is null and exists (select 1 from llmgw_core.node where id = p_node and secret_hash is not null) then
-        raise exception 'node % is enrolled already and this token only admits new nodes', p_node
+    if e.node_id is null and exists (select 1 from llmgw_core.node where id = p_node and enrolled_at is not null) then
+        raise exception 'node % has been enrolled before and this token only admits new nodes', p_node
             using errcode = 'LG004', hint = 'Give the node its own token: llmgwctl node enroll ' || p_node;
     end if;
     update llmgw_core.enrolment set uses_left = uses_left - 1 where token_hash = e.token_hash;
@@ -61,23 +61,28 @@ declare
     s llmgw_core.shard;
     said text := p_report->>'state';
     number bigint := (p_report->>'shard')::bigint;
+    -- Only what views compute with: an odd word in here would break them for the whole fleet.
+    progress jsonb := case jsonb_typeof(p_report->'fetch') when 'object' then jsonb_strip_nulls(jsonb_build_object(
+        'source', left(p_report->'fetch'->>'source', 1000), 'bytes_done', llmgw_core.number_of(p_report->'fetch'->'bytes_done')::bigint,
+        'bytes_total', llmgw_core.number_of(p_report->'fetch'->'bytes_total')::bigint)) end;
+    said_error text := left(p_report->>'error', 2000);
+    cores real := llmgw_core.number_of(p_report->'cpu_cores')::real;
+    memory bigint := llmgw_core.number_of(p_report->'memory_bytes')::bigint;
 begin
     select * into s from llmgw_core.shard where id = number and node_id = p_node;
     if s.id is null or s.state in ('stopped', 'failed') then
         return false;  -- not this node's, or over: a late word changes nothing
     end if;
     if said = s.state and (p_report->>'pid')::int is not distinct from s.pid
-        and coalesce(p_report->'fetch', 'null') = coalesce(s.fetching, 'null')
-        and p_report->>'error' is not distinct from s.error
-        and abs(coalesce((p_report->>'memory_bytes')::bigint, 0) - coalesce(s.memory_bytes, 0)) < 67108864
-        and abs(coalesce((p_report->>'cpu_cores')::real, 0) - coalesce(s.cpu_cores, 0)) < 0.5 then
+        and progress is not distinct from s.fetching and said_error is not distinct from s.error
+        and (memory is null) = (s.memory_bytes is null) and (cores is null) = (s.cpu_cores is null)
+        and coalesce(abs(memory - s.memory_bytes) < 67108864, true) and coalesce(abs(cores - s.cpu_cores) < 0.5, true) then
         return false;  -- nothing worth a write
     end if;
     update llmgw_core.shard set
-        state = said, error = left(p_report->>'error', 2000), exit_code = (p_report->>'exit_code')::int,
+        state = said, error = said_error, exit_code = (p_report->>'exit_code')::int,
         log_tail = coalesce(left(p_report->>'log_tail', 4096), log_tail),
-        fetching = nullif(p_report->'fetch', 'null'), pid = (p_report->>'pid')::int,
-        cpu_cores = (p_report->>'cpu_cores')::real, memory_bytes = (p_report->>'memory_bytes')::bigint
+        fetching = progress, pid = (p_report->>'pid')::int, cpu_cores = cores, memory_bytes = memory
         where id = s.id;
     return said <> s.state;
 end $$;
@@ -89,7 +94,9 @@ declare
     r jsonb;
     moved boolean := false;
 begin
-    for r in select * from llmgw_core.list_of(p_reports, 256, 'shards') loop
+    -- By number, as commit_plan locks them.
+    for r in select e from llmgw_core.list_of(p_reports, 256, 'shards') e
+            order by case when e->>'shard' ~ '^[0-9]{1,18}$' then (e->>'shard')::bigint end loop
         begin
             moved := llmgw_core.sync_shard(p_node, r) or moved;
         exception
@@ -105,10 +112,15 @@ comment on function llmgw_core.sync_shards(text, jsonb) is 'Takes what a node sa
 create or replace function llmgw_core.sync_load(p_node text, p_report jsonb) returns void
 language sql security definer set search_path = llmgw_core, pg_temp as $$
     insert into llmgw_core.node_load as l (node_id, at, cpu_percent, load1, load5, load15, memory_used_mib, gpus)
-    select p_node, clock_timestamp(), (p_report->'load'->>'cpu_percent')::real, (p_report->'load'->>'load1')::real,
-        (p_report->'load'->>'load5')::real, (p_report->'load'->>'load15')::real,
-        (p_report->'load'->>'memory_used_mib')::bigint,
-        (select jsonb_object_agg(g->>'uuid', g - 'uuid') from jsonb_array_elements(p_report->'gpus') g where g->>'uuid' is not null)
+    select p_node, clock_timestamp(), number_of(p_report->'load'->'cpu_percent')::real, number_of(p_report->'load'->'load1')::real,
+        number_of(p_report->'load'->'load5')::real, number_of(p_report->'load'->'load15')::real,
+        number_of(p_report->'load'->'memory_used_mib')::bigint,
+        -- Numbers only: views compute with them.
+        (select jsonb_object_agg(g->>'uuid', jsonb_strip_nulls(jsonb_build_object(
+            'memory_used_mib', number_of(g->'memory_used_mib')::bigint, 'memory_foreign_mib', number_of(g->'memory_foreign_mib')::bigint,
+            'utilization_percent', number_of(g->'utilization_percent'), 'temperature_c', number_of(g->'temperature_c'),
+            'power_w', number_of(g->'power_w'))))
+         from jsonb_array_elements(list_or_empty(p_report->'gpus')) g where g->>'uuid' is not null)
     on conflict (node_id) do update set at = excluded.at, cpu_percent = excluded.cpu_percent, load1 = excluded.load1,
         load5 = excluded.load5, load15 = excluded.load15, memory_used_mib = excluded.memory_used_mib, gpus = excluded.gpus
 $$;
@@ -168,7 +180,7 @@ begin
     end if;
     insert into llmgw_core.beat as b (node_id, seen_at, boot, applied_gen, clock_skew_s)
         values (me, clock_timestamp(), said_boot, said_gen,
-                (p_report->>'clock')::double precision - extract(epoch from clock_timestamp()))
+                llmgw_core.number_of(p_report->'clock') - extract(epoch from clock_timestamp()))
         on conflict (node_id) do update set seen_at = excluded.seen_at, boot = excluded.boot,
             applied_gen = excluded.applied_gen, clock_skew_s = excluded.clock_skew_s;
     if was.node_id is null then

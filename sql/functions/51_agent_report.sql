@@ -7,6 +7,8 @@ declare
 begin
     if jsonb_typeof(p_host) is distinct from 'object' or pg_column_size(p_host) > 65536 then
         raise exception 'the host facts of node % are not an object of at most 64 KiB', me using errcode = 'LG003';
+    elsif p_host->>'mgmt_addr' !~ '^[0-9A-Za-z.:_%-]{1,253}$' then  -- it becomes part of a URL
+        raise exception 'the address of node % is neither a host name nor an IP address', me using errcode = 'LG003';
     end if;
     update llmgw_core.node set
         hostname = p_host->>'hostname', mgmt_addr = p_host->>'mgmt_addr', os = p_host->>'os', kernel = p_host->>'kernel',
@@ -28,8 +30,9 @@ language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     me text := llmgw_core.node_of(p_token);
 begin
+    perform 1 from llmgw_core.node where id = me for no key update;  -- as commit_plan does before it claims cards
     insert into llmgw_core.gpu as g (node_id, uuid, index, name, class, memory_mib, healthy, problems, pci_bus_id, numa, driver_version, cuda_version)
-        select me, e->>'uuid', (e->>'index')::int, e->>'name', e->>'class', (e->>'memory_mib')::bigint,
+        select distinct on (2) me, e->>'uuid', (e->>'index')::int, e->>'name', e->>'class', (e->>'memory_mib')::bigint,
             coalesce((e->>'healthy')::boolean, true), coalesce(llmgw_core.strings_of(e->'problems'), '{}'),
             e->>'pci_bus_id', (e->>'numa')::int, e->>'driver_version', e->>'cuda_version'
         from llmgw_core.list_of(p_gpus, 64, 'gpus') e

@@ -30,14 +30,21 @@ end $$;
 comment on function llmgw.key_revoke_v1(text, text) is 'The key is refused everywhere within two seconds.';
 
 create or replace function llmgw_core.usage_flush_v1(p_rows jsonb) returns int
-language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+language plpgsql security definer set search_path = llmgw_core, pg_temp set timezone = 'UTC' as $$
 declare
     written int;
+    first_day timestamptz;
+    last_day timestamptz;
 begin
+    select min(to_timestamp(right(c.relname, 8), 'YYYYMMDD')), max(to_timestamp(right(c.relname, 8), 'YYYYMMDD'))
+        into first_day, last_day
+        from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = 'llmgw_core.usage_event'::regclass;
     insert into llmgw_core.usage_event (id, at, key_id, model_asked, model, replica_id, endpoint, status, http_status, error_code,
             stream, prompt_tokens, cached_tokens, completion_tokens, ttft_ms, total_ms, attempts, request_id)
-        -- Partitions exist around today; a time outside them is a router's fault, not a reason to lose the row.
-        select r.id, greatest(least(to_timestamp(r.at), clock_timestamp()), clock_timestamp() - interval '1 day'),
+        -- A time without a partition is a router's fault, not a reason to lose the row. Never the present time
+        -- instead: a batch that comes again must find its own rows.
+        select r.id, case when to_timestamp(r.at) < first_day then first_day when to_timestamp(r.at) >= last_day
+                then date_trunc('day', clock_timestamp()) else to_timestamp(r.at) end,
             r.key_id, r.model_asked, r.model, r.replica_id, r.endpoint, r.status, r.http_status, r.error_code, r.stream,
             r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.ttft_ms, r.total_ms, coalesce(r.attempts, 0), r.request_id
         from jsonb_to_recordset(p_rows) as r (id uuid, at double precision, key_id text, model_asked text, model text, replica_id bigint,
@@ -63,7 +70,7 @@ end $$;
 comment on function llmgw_core.router_report_v1(uuid, jsonb) is 'What a router runs on each replica right now.';
 
 create or replace function llmgw_core.partitions_keep_v1(p_ahead int) returns int
-language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+language plpgsql security definer set search_path = llmgw_core, pg_temp set timezone = 'UTC' set datestyle = 'ISO' as $$
 declare
     t record;
     d date;

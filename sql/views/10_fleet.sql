@@ -1,12 +1,13 @@
+-- Settings are read in subqueries: once per query, not once per row.
 create or replace view llmgw_core.node_state as
 select n.id as node_id,
     extract(epoch from clock_timestamp() - b.seen_at)::double precision as silent_s,
     case when b.seen_at is null then 'unreachable'
-         when clock_timestamp() - b.seen_at > llmgw_core.seconds('lost_after') then 'lost'
-         when clock_timestamp() - b.seen_at > llmgw_core.seconds('unreachable_after') then 'unreachable'
+         when clock_timestamp() - b.seen_at > (select llmgw_core.seconds('lost_after')) then 'lost'
+         when clock_timestamp() - b.seen_at > (select llmgw_core.seconds('unreachable_after')) then 'unreachable'
          else n.intent end as state,
     case when b.seen_at is null then 'its agent has not been seen yet'
-         when clock_timestamp() - b.seen_at > llmgw_core.seconds('unreachable_after')
+         when clock_timestamp() - b.seen_at > (select llmgw_core.seconds('unreachable_after'))
          then format('silent for %s s', round(extract(epoch from clock_timestamp() - b.seen_at)))
          else n.intent_reason end as state_reason
 from llmgw_core.node n left join llmgw_core.beat b on b.node_id = n.id;
@@ -25,7 +26,7 @@ select g.node_id, g.uuid, l.fast,
 from llmgw_core.gpu g
 left join lateral (
     select x.gpus->g.uuid as fast from llmgw_core.node_load x
-    where x.node_id = g.node_id and x.at > clock_timestamp() - llmgw_core.seconds('load_stale')) l on true;
+    where x.node_id = g.node_id and x.at > clock_timestamp() - (select llmgw_core.seconds('load_stale'))) l on true;
 comment on view llmgw_core.gpu_state is 'Cards with their fast facts (null when stale) and one word: unhealthy, used, foreign (held by processes outside llmgw, over 512 MiB), unknown (nobody said whether they hold it) or free.';
 
 create or replace view llmgw.gpus as
@@ -64,7 +65,7 @@ select n.id, s.state, s.state_reason,
 from llmgw_core.node n
 join llmgw_core.node_state s on s.node_id = n.id
 left join llmgw_core.beat b on b.node_id = n.id
-left join llmgw_core.node_load l on l.node_id = n.id and l.at > clock_timestamp() - llmgw_core.seconds('load_stale')
+left join llmgw_core.node_load l on l.node_id = n.id and l.at > clock_timestamp() - (select llmgw_core.seconds('load_stale'))
 left join lateral (
     select count(*)::int as total, count(*) filter (where v.state = 'free')::int as free,
         array_agg(distinct v.class) as classes,

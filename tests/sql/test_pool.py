@@ -13,7 +13,9 @@ from sql.settings import DatabaseSettings
 
 
 async def test_jsonb_goes_both_ways(pool):
-    assert await pool.fetchval("select $1::jsonb", {"a": [1, None, "x\0y"]}) == {"a": [1, None, "x\ufffdy"]}
+    assert await pool.fetchval("select $1::jsonb", {"a": [1, None, "x\0y"]}) == {
+        "a": [1, None, "x\ufffdy"]
+    }
 
 
 async def test_transaction_rolls_back_on_error_and_on_dry_run(pool, database):
@@ -34,11 +36,15 @@ async def test_errors_are_ours(pool, agent_pool):
     with pytest.raises(Unauthorized, match="llmgwctl node enroll"):
         await agent_pool.fetchrow(queries("agent")["sync"], "nonsense", 0, {})
     with pytest.raises(Refused, match="no model or alias"):
-        await pool.fetchval("select llmgw.key_create_v1('me', 'abcdef', $1, 'k', '{nope}', null)", b"0" * 32)
+        await pool.fetchval(
+            "select llmgw.key_create_v1('me', 'abcdef', $1, 'k', '{nope}', null)", b"0" * 32
+        )
 
 
 async def test_nobody_there_is_away_and_opening_does_not_wait():
-    settings = DatabaseSettings(url="postgresql://u:p@127.0.0.1:9/x", connect_timeout_s=1, command_timeout_s=1)
+    settings = DatabaseSettings(
+        url="postgresql://u:p@127.0.0.1:9/x", connect_timeout_s=1, command_timeout_s=1
+    )
     async with open_pool(settings) as pool:
         with pytest.raises(DatabaseAway):
             await pool.fetchval("select 1")
@@ -62,11 +68,15 @@ async def test_F01_listen_reconnects_and_reads_again(pool, database, nursery):
     async def connected() -> None:
         connects.release()
 
-    nursery.start_soon(lambda: listen(database.settings(), hint, connected, presence=77, state=state))
+    nursery.start_soon(
+        lambda: listen(database.settings(), hint, connected, presence=77, state=state)
+    )
     with trio.fail_after(10):
         await connects.acquire()
         with database.connect() as admin:
-            admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'llmgw listen'")
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'llmgw listen'"
+            )
         await connects.acquire()
         with database.connect() as admin:
             admin.execute("select pg_notify('llmgw', 'models')")
