@@ -112,8 +112,6 @@ class RequestReader:
             return  # a trailer: nobody asked for it
         name = name.lower()
         request.headers.append((name, value))
-        if len(request.headers) > self._limits.header_count:
-            self._refuse(_headers_too_large())
         note = _NOTED.get(name)
         if note is not None:
             note(request, value)
@@ -124,6 +122,8 @@ class RequestReader:
         request.version = self._parser.get_http_version()
         self._upgrade = self._parser.should_upgrade()
         self.current = request
+        if len(request.headers) > self._limits.header_count:  # header_bytes bounds them before
+            self._refuse(_headers_too_large())
         if request.length is not None and request.length > self._limits.body_bytes:
             self._refuse(too_large(self._limits.body_bytes))
 

@@ -62,7 +62,7 @@ class Scanner:
             not self._pending
             and data[-2:] == b"\n\n"
             and self._model is None
-            and b'"usage"' not in data
+            and (b'"usage"' not in data or _USAGE_OBJECT.search(data) is None)
             and b'"error"' not in data
             and b"[DONE]" not in data
             and not self._after_cr

@@ -25,7 +25,7 @@ class House:
     """One router with its engines and the connections a test opened."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
-        self._nursery = nursery
+        self.nursery = nursery
         self._stack = ExitStack()
         self.engines: list[FakeEngine] = []
         self.wires: list[Wire] = []
@@ -57,7 +57,7 @@ class House:
             **changes,
         }
         config = RouterConfig(**settings)
-        self.running = await self._nursery.start(run_router, config)
+        self.running = await self.nursery.start(run_router, config)
         return self
 
     @property

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import time
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
 from tests.router.wire import until
 
@@ -121,3 +123,31 @@ async def test_A04_nothing_stays_in_flight_after_a_storm(house: House, quick: An
     assert sum(shares) == 100
     assert min(shares) > 30, shares
     assert house.idle()
+
+
+@pytest.mark.slow
+async def test_H01_aborts_at_random_moments_poison_nothing(house: House) -> None:
+    house.engine(delay=0.01)
+    house.engine(first_delay=0.01)
+    await house.start()
+    random = Random(5)
+
+    async def abort() -> None:
+        for _ in range(20):
+            wire = await house.wire()
+            await wire.chat(stream=random.random() < 0.5)
+            await trio.sleep(random.random() * 0.02)
+            if random.random() < 0.5:
+                wire.reset()
+            else:
+                wire.close()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(abort)
+    await until(lambda: house.core.stats.counts["accepted"] >= 400)
+    await until(house.idle)
+    for _ in range(20):
+        assert (await house.ask()).status == 200
+    assert house.idle()
+    assert all(row["status"] in ("ok", "client_closed") for row in house.rows)

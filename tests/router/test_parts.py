@@ -1,0 +1,237 @@
+"""The small pure parts: choosing, deadlines, keys, tables, bodies, token counts, exchange moves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.router import StaticEndpoint, StaticKey
+from controller.router.auth import Key, Keys, static_keys
+from controller.router.body import Asked, read, rewritten
+from controller.router.choose import choose
+from controller.router.deadlines import NEVER, Deadlines, Timed
+from controller.router.errors import ApiError
+from controller.router.exchange import MOVES, State
+from controller.router.routes import find
+from controller.router.stats import Stats
+from controller.router.table import from_rows, from_static, merged, parse_endpoint
+from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, read_usage
+
+
+@dataclass
+class Load:
+    in_flight: int
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+def test_the_choice_is_never_the_worse_of_two(loads: list[int], bits: int) -> None:
+    candidates = [Load(load) for load in loads]
+    chosen = choose(candidates, bits)
+    assert chosen is not None
+    if len(loads) > 1:
+        assert sum(load.in_flight >= chosen.in_flight for load in candidates) >= 2
+
+
+def test_equal_loads_are_spread_and_nobody_is_left_out() -> None:
+    random = Random(7)
+    candidates = [Load(0) for _ in range(5)]
+    for _ in range(5000):
+        chosen = choose(candidates, random.getrandbits(32))
+        assert chosen is not None
+        chosen.in_flight += 1
+    counts = [load.in_flight for load in candidates]
+    assert max(counts) - min(counts) <= 5
+    assert choose([], 3) is None
+
+
+class Bell(Timed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rang: list[float] = []
+
+    def expired(self, now: float) -> None:
+        self.rang.append(now)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 5)), max_size=30), st.data())
+def test_deadlines_ring_once_after_their_last_time(
+    settings: list[tuple[int, float]], data: st.DataObject
+) -> None:
+    deadlines = Deadlines(0.1)
+    bells = [Bell() for _ in range(4)]
+    now = 100.0
+    expected: dict[int, float] = {}
+    for number, delay in settings:
+        now += data.draw(st.floats(0, 0.5))
+        deadlines.sweep(now)
+        if bells[number].rang:
+            continue
+        deadlines.set(bells[number], now + delay)
+        expected[number] = now + delay
+    while now < 120:
+        now += 0.07
+        deadlines.sweep(now)
+    for number, due in expected.items():
+        (rang,) = bells[number].rang
+        assert due <= rang <= due + 0.72
+    assert len(deadlines) == 0
+
+
+def test_a_deadline_taken_away_never_rings() -> None:
+    deadlines, bell = Deadlines(), Bell()
+    deadlines.set(bell, 1.0)
+    deadlines.set(bell, NEVER)
+    assert deadlines.sweep(5.0) == 0
+    assert bell.rang == []
+
+
+def test_keys_are_found_by_hash_and_expire() -> None:
+    keys = Keys()
+    keys.replace(static_keys([StaticKey("a", "s1"), StaticKey("b", "s2", ("m",))]), None)
+    assert keys.find(b"Bearer s1") == Key("a")
+    assert keys.find(b"bearer s1") == Key("a")
+    assert keys.find(b"Bearer  s2 ") == Key("b", frozenset({"m"}))
+    for wrong in (b"", b"Bearer", b"Bearer ", b"Basic s1", b"Bearer s3", b"Bearer " + b"s" * 9999):
+        assert keys.find(wrong) is None
+    (digest,) = static_keys([StaticKey("a", "s1")])
+    keys.replace({digest: Key("a", None, 1000.0)}, None)
+    assert keys.find(b"Bearer s1") is None  # no clock yet: an expiry counts as passed
+    keys.replace({digest: Key("a", None, 1000.0)}, 990.0)
+    assert keys.find(b"Bearer s1") is not None
+    keys.replace({digest: Key("a", None, 1000.0)}, 1000.5)
+    assert keys.find(b"Bearer s1") is None
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "base"),
+    [("http://h:1", "h", 1, b""), ("http://h:1/", "h", 1, b""), ("http://h:1/v1", "h", 1, b""),
+     ("http://h/x/v1/", "h", 80, b"/x"), ("h:5", "h", 5, b""), ("http://[::1]:2", "::1", 2, b"")],
+)  # fmt: skip
+def test_endpoints(url: str, host: str, port: int, base: bytes) -> None:
+    endpoint = parse_endpoint(url)
+    assert (endpoint.host, endpoint.port, endpoint.base) == (host, port, base)
+
+
+@pytest.mark.parametrize("url", ["https://h:1", "http://", "http://h:x", ""])
+def test_bad_endpoints_say_so(url: str) -> None:
+    with pytest.raises(ValueError, match=r"\w+"):
+        parse_endpoint(url)
+
+
+def row(number: int, model: str, state: str, endpoint: str | None) -> dict[str, Any]:
+    return {"replica_id": number, "model": model, "state": state, "endpoint": endpoint,
+            "node_id": "n"}  # fmt: skip
+
+
+def test_a_table_from_rows_leaves_out_what_cannot_serve() -> None:
+    models = [
+        {"name": "m", "aliases": ["a", "b"], "fallbacks": None},
+        {"name": "z", "aliases": None, "fallbacks": ["m"]},
+    ]
+    rows = [
+        row(1, "m", "ready", "http://h:1"),
+        row(2, "m", "draining", "http://h:2"),
+        row(3, "m", "starting", "http://h:3"),
+        row(4, "m", "ready", None),
+        row(5, "m", "ready", "ftp://h"),
+        row(6, "gone", "ready", "http://h:6"),
+    ]
+    table = from_rows(models, rows)
+    assert [(r.id, r.ready) for r in table.models[0].replicas] == [(1, True), (2, False)]
+    names = table.names()
+    assert set(names) == {"m", "a", "b", "z"}
+    assert names["a"].name == "m"
+    assert names["z"].replicas == ()
+
+
+def test_static_endpoints_join_the_database() -> None:
+    static = from_static([StaticEndpoint("e", "h:9", ("m", "s"))], [("nick", "s")])
+    both = merged(from_rows([{"name": "m", "aliases": [], "fallbacks": []}],
+                            [row(1, "m", "ready", "h:1")]), static)  # fmt: skip
+    assert [replica.key for replica in both.names()["m"].replicas] == ["1", "e"]
+    assert both.names()["nick"].name == "s"
+    with pytest.raises(ValueError, match="used twice"):
+        from_static([StaticEndpoint("e", "h:1", ()), StaticEndpoint("e", "h:2", ())])
+
+
+def test_a_body_is_rewritten_only_when_it_must() -> None:
+    raw = b'{"model": "m",  "stream": true, "odd": [1.0]}'
+    asked = read(raw)
+    assert isinstance(asked, Asked)
+    assert rewritten(asked, "m", ask_usage=False) is raw
+    changed = json.loads(rewritten(asked, "up", ask_usage=True))
+    assert changed == {
+        "model": "up", "stream": True, "odd": [1.0], "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    kept = read(b'{"model": "m", "stream_options": {"x": 1, "include_usage": false}}')
+    assert isinstance(kept, Asked)
+    assert json.loads(rewritten(kept, "m", ask_usage=True))["stream_options"] == {
+        "x": 1, "include_usage": True,
+    }  # fmt: skip
+    assert isinstance(read(b"[]"), ApiError)
+
+
+@given(st.data())
+def test_usage_is_found_however_the_answer_is_cut(data: st.DataObject) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 5,
+             "prompt_tokens_details": {"cached_tokens": 1}}  # fmt: skip
+    filler = "x" * data.draw(st.integers(0, 60))
+    first = data.draw(st.booleans())
+    document = {"usage": usage, "text": filler} if first else {"text": filler, "usage": usage}
+    text = json.dumps(document).encode()
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=12)))
+    finder = UsageFinder()
+    for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        finder.feed(text[a:b])
+    assert finder.tokens() == Tokens(3, 5, 1)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b'{"usage": null}', b'{"usage": {', b'{"usage": {]}', b'"usage":{}{']
+)
+def test_no_usage_is_unknown(text: bytes) -> None:
+    finder = UsageFinder()
+    finder.feed(text)
+    assert finder.tokens() == UNKNOWN
+
+
+def test_odd_counts_are_unknown() -> None:
+    assert read_usage([]) == UNKNOWN
+    odd = {"prompt_tokens": True, "completion_tokens": -1, "prompt_tokens_details": 5}
+    assert read_usage(odd) == UNKNOWN
+    assert read_usage({"prompt_tokens": 0}) == Tokens(0, None, None)
+
+
+def test_routes() -> None:
+    for method, path, status in (
+        (b"GET", b"/", 404), (b"GET", b"/v1/models/", 404), (b"DELETE", b"/v1/models", 405),
+        (b"OPTIONS", b"/v1/embeddings", 405), (b"POST", b"/v1/chat/completions/", 404),
+    ):  # fmt: skip
+        error = find(method, path)
+        assert isinstance(error, ApiError)
+        assert error.status == status
+    route = find(b"GET", b"/v1/models/org/name%20x")
+    assert not isinstance(route, ApiError)
+    assert route.argument == "org/name x"
+
+
+def test_every_state_of_an_exchange_can_end() -> None:
+    assert set(MOVES) == set(State)
+    assert MOVES[State.SETTLED] == frozenset()
+    for state in set(State) - {State.SETTLED}:
+        assert State.SETTLED in MOVES[state]
+
+
+def test_a_snapshot_is_json() -> None:
+    stats = Stats()
+    model = stats.model("m")
+    model.settle("chat.completions", 200, "ok", 0.2)
+    model.count_tokens(Tokens(1, 2, None))
+    stats.fail_upstream("1", "connect_failed")
+    assert json.loads(json.dumps(stats.snapshot()))["tokens"] == [["m", "in", 1], ["m", "out", 2]]
