@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.atomic import write_atomic
 from agent.fetch_hf import fetch_hf
 from agent.fetch_http import FetchError, fetch_file
 from agent.source import NOTE, BadSource, Source, parse_source, read_note
-from agent.state import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

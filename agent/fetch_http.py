@@ -56,7 +56,7 @@ def fetch_file(
         failures = failures + 1 if _size(part) <= before else 1
         if failures >= TRIES:
             raise FetchError(f"{url} failed {failures} times without progress: {reason}")
-        time.sleep(min(30.0, 0.5 * 2**failures))
+        time.sleep(min(30.0, 0.2 * 2**failures))
     _verify(part, total, sha256, url)
     part.replace(path)
     _facts(part).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from agent.atomic import write_atomic
 from agent.process import Identity
 
 if TYPE_CHECKING:
@@ -87,22 +88,6 @@ def record_from(document: dict[str, Any]) -> Record:
         was_running=bool(document["was_running"]),
         process=None if p is None else Identity(int(p[0]), int(p[1]), str(p[2])),
     )
-
-
-def write_atomic(path: Path, content: str, mode: int = 0o600) -> None:
-    """Replace a file so that a crash leaves the old or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class StateDir:

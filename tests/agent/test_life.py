@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Make = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.slow
 async def test_real_engine_becomes_ready_serves_and_stops(node: Node, llama: Make) -> None:
     assignment = llama(1)
     node.door.assign(assignment)
@@ -62,7 +64,7 @@ async def test_shard_missing_from_a_newer_list_is_stopped_and_forgotten(
     ("flags", "code"),
     [
         (["--exit-after", "0.2", "--code", "1", "--mute"], 1),
-        (["--exit-after", "1.5", "--code", "0"], 0),
+        (["--exit-after", "0.8", "--code", "0"], 0),
     ],
 )
 async def test_D07_an_engine_that_exits_is_failed_with_code_and_last_lines(
@@ -87,6 +89,7 @@ async def test_D07_an_engine_that_never_opens_its_port_ends_with_the_start_deadl
         assert node.processes() == []
 
 
+@pytest.mark.slow
 async def test_D08_a_killed_engine_is_failed_and_its_successor_starts(
     node: Node, odd: Make
 ) -> None:
@@ -173,6 +176,22 @@ async def test_D10_a_damaged_state_file_is_set_aside(node: Node, odd: Make) -> N
     async with node.running():
         await node.state(1, "ready")
     assert (node.folder / "shards/7.bad").exists()
+
+
+@pytest.mark.slow
+async def test_a_full_disk_neither_stops_a_shard_nor_silences_the_node(
+    node: Node, odd: Make
+) -> None:
+    assignment = odd(1)
+    node.door.assign(assignment)
+    async with node.running():
+        await node.state(1, "ready")
+        shutil.rmtree(node.folder / "shards")  # every write fails from here on
+        node.door.assign(assignment, odd(2))
+        await node.state(2, "ready")
+        node.door.assign({**assignment, "desired": "stopped"})
+        await node.state(1, "stopped")
+        await until(lambda: node.processes() == [], "both are gone")
 
 
 async def test_a_port_held_by_a_stranger_is_named(node: Node, odd: Make) -> None:

@@ -60,7 +60,7 @@ async def test_a_lower_generation_than_the_highest_seen_is_ignored(node: Node, o
 
 
 async def test_engines_run_on_while_the_database_is_away(node: Node, odd: Make) -> None:
-    node.door.assign(odd(1), odd(2, "--exit-after", "1.0"))
+    node.door.assign(odd(1), odd(2, "--exit-after", "0.7"))
     async with node.running():
         await node.state(1, "ready")
         await node.state(2, "ready")

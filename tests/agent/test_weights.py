@@ -161,6 +161,7 @@ async def test_a_cut_download_goes_on_where_it_was(server: Server, tmp_path: Pat
     assert server.ranges == [None, "bytes=300000-"]
 
 
+@pytest.mark.slow
 async def test_D22_a_killed_download_leaves_no_lock_and_resumes(
     server: Server, tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ async def test_D22_a_killed_download_leaves_no_lock_and_resumes(
     assert server.ranges == [None, f"bytes={size}-"]
 
 
+@pytest.mark.slow
 async def test_D22_two_agents_on_one_folder_have_one_writer(
     server: Server, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
@@ -217,6 +219,7 @@ async def test_D22_two_agents_on_one_folder_have_one_writer(
     assert waited[0]["source"] == source
 
 
+@pytest.mark.slow
 async def test_D22_a_download_that_nobody_wants_any_more_ends(
     server: Server, tmp_path: Path
 ) -> None:

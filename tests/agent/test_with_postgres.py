@@ -104,8 +104,11 @@ async def test_an_agent_enrols_serves_a_real_engine_is_killed_and_adopts_it(
     assert again.wait(20) == 0
     assert node.processes() == []
     await host.state(shard, "assigned")
-    host.start()
+    last = host.start()
     await host.state(shard, "ready")
+    last.send_signal(signal.SIGTERM)
+    assert last.wait(20) == 0
+    assert len(node.processes(shard)) == 1  # keep is the default
 
 
 @pytest.mark.slow
