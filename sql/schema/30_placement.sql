@@ -94,7 +94,7 @@ create table llmgw_core.shard (
     port int not null check (port between 1 and 65535),
     cpus double precision check (cpus > 0),
     memory_mib bigint check (memory_mib > 0),
-    spec jsonb not null,
+    spec jsonb not null check (jsonb_typeof(spec) = 'object'),
     error text,
     exit_code int,
     log_tail text,
