@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from controller.cli.failures import Failure
+
+if TYPE_CHECKING:
+    from controller.cli.session import Session
 
 
 @click.command()
@@ -30,7 +36,9 @@ import click
 @click.option("--no-demo", "demo", flag_value=False, default=True, type=bool, help="Serve no demo.")
 @click.option("--check", is_flag=True, help="Once a model has answered, stop in order and exit.")
 @click.option("--wait", "wait_s", default=1800.0, show_default=True, help="Seconds until ready.")
+@click.pass_obj
 def up(
+    session: Session,
     state_dir: Path | None,
     database_url: str | None,
     host: str,
@@ -53,7 +61,7 @@ def up(
     from controller.up.folder import default_state_dir
     from controller.up.run import run
 
-    status, problems = 1, []
+    status, problems = 1, list[str]()
     try:
         options = Options(
             state_dir=state_dir or default_state_dir(),
@@ -67,11 +75,11 @@ def up(
             check=check,
             wait_s=wait_s,
         )
-        status = trio.run(run, options)
-    except* CannotStart as group:
-        problems = _leaves(group)
-    for problem in problems:
-        click.echo(f"llmgwctl up: {problem}", err=True)
+        status = trio.run(run, options, lambda doc, text: session.out.show(doc, lambda: text))
+    except* (CannotStart, Failure) as group:
+        problems = [str(error) for error in _leaves(group)]
+    if problems:
+        raise Failure("\n".join(problems))
     raise SystemExit(status)
 
 

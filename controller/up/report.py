@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -54,14 +53,12 @@ class Report:
         """What is being waited for: a spinner on a terminal, else a line per change of words."""
         if self._status is not None:
             self._status.update(what)
+            self._status.start()
         elif what != self._said:
             self.done(what)
         self._said = what
 
-    def plain(self, text: str) -> None:
-        """A text for people and scripts, on stdout."""
+    def pause(self) -> None:
+        """No spinner from here on: stdout speaks, or nothing is being waited for."""
         if self._status is not None:
             self._status.stop()
-            self._status = None
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()

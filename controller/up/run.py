@@ -15,19 +15,21 @@ from controller.up.database import LEFT_OVER, Database, prepare
 from controller.up.folder import Folder
 from controller.up.programs import ACTOR, api_key, check_ports, start_agent, start_controller
 from controller.up.report import Report, since_start_s
-from controller.up.welcome import welcome
+from controller.up.welcome import document, welcome
 from sql import queries
 from sql.errors import DatabaseError, Refused
 from sql.pool import open_pool
 from sql.settings import DatabaseSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from controller.up.children import Child
     from controller.up.readiness import Progress
     from sql.pool import Pool
+
+    Announce = Callable[[dict[str, str | None], str], None]
 
 POLL_S = 0.1
 ANSWER_S = 60.0
@@ -45,8 +47,11 @@ NO_CHAT = (400, 405, 422, 501)
 class Installation:
     """What runs, and how it is stopped."""
 
-    def __init__(self, options: Options, folder: Folder, report: Report) -> None:
+    def __init__(
+        self, options: Options, folder: Folder, report: Report, announce: Announce
+    ) -> None:
         self.options, self.folder, self.report = options, folder, report
+        self.announce = announce
         self.database: Database | None = None
         self.children: list[Child] = []
         """In the order of stopping."""
@@ -78,8 +83,11 @@ class Installation:
                 child.kill()
 
 
-async def run(options: Options) -> int:
-    """Everything; the exit status. Raises CannotStart, perhaps inside exception groups."""
+async def run(options: Options, announce: Announce) -> int:
+    """Everything; the exit status. ``announce`` gets what to tell, as a document and as text.
+
+    Raises CannotStart, mostly inside exception groups.
+    """
     folder = await trio.to_thread.run_sync(Folder, options.state_dir)
     try:
         with Report() as report:
@@ -87,7 +95,7 @@ async def run(options: Options) -> int:
             if found:
                 report.done(f"stopped what a killed run had left: {', '.join(found)}")
             check_ports(options)
-            return await _until_signal(Installation(options, folder, report))
+            return await _until_signal(Installation(options, folder, report, announce))
     finally:
         folder.close()
 
@@ -142,7 +150,9 @@ async def _live(installation: Installation) -> None:
         models = await _ready(installation, pool, key)
         served = next((model for model in models if model.ready), None)
         installation.answers = True
-        report.plain(welcome(options, folder, key, served))
+        report.pause()
+        facts = (options, folder, key, served)
+        installation.announce(document(*facts), welcome(*facts))
         if not options.check:
             await trio.sleep_forever()
         nursery.cancel_scope.cancel()

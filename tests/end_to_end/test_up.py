@@ -1,0 +1,175 @@
+"""`llmgwctl up`: from nothing to a streamed answer of the real engine, or words that help."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import openai
+import pytest
+
+from tests.end_to_end.installation import Up, installations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def up() -> Iterator[Up]:
+    yield from installations()
+
+
+def ctl(up: Up, *arguments: str) -> object:
+    """What `llmgwctl --json` prints."""
+    command = [
+        sys.executable,
+        "-m",
+        "controller.cli",
+        "--server",
+        f"127.0.0.1:{up.admin_port}",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_first_run_then_second_on_the_same_data(up: Up) -> None:
+    first = up.run("--catalog", str(up.catalog), "--check")
+    assert first.returncode == 0, first.stderr
+    assert "first token" in first.stderr
+    key = up.key
+    assert key in first.stdout
+    assert not up.processes()
+
+    up.start("--catalog", str(up.catalog))
+    assert up.key == key
+    streams_by_sdk(up)
+    nodes_are_the_same_in_psql(up)
+    assert up.stop() == 0
+    stops = [line for line in up.err if re.search(r"stopping the|all stopped", line)]
+    assert [re.search(r"controller|agent|all", line)[0] for line in stops] == [
+        "controller",
+        "agent",
+        "all",
+    ]
+    assert not up.processes()
+
+
+def streams_by_sdk(up: Up) -> None:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{up.port}/v1", api_key=up.key, max_retries=0
+    ) as client:
+        assert "tiny-test" in {model.id for model in client.models.list()}
+        stream = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert {c.model for c in chunks} == {"tiny"}
+    assert chunks[-1].usage.completion_tokens <= 12
+
+
+def nodes_are_the_same_in_psql(up: Up) -> None:
+    """Ages and load move between two reads; everything else is the same rows."""
+    by_ctl = ctl(up, "nodes")
+    with up.postgres() as connection:
+        rows = connection.execute(
+            "select jsonb_strip_nulls(to_jsonb(v)) from llmgw.nodes v order by v.id"
+        ).fetchall()
+    moving = {"last_seen_ago", "load", "disk_free_gb", "memory_available_mib"}
+    still = [{k: v for k, v in row.items() if k not in moving} for (row,) in rows]
+    shown = [{k: v for k, v in row.items() if k not in moving} for row in by_ctl]
+    assert len(shown) == 1
+    for node, row in zip(shown, still, strict=True):
+        assert {k: row.get(k) for k in node} == node
+
+
+def test_killed_run_is_cleared_away_by_the_next(up: Up) -> None:
+    up.start("--catalog", str(up.catalog))
+    up.process.kill()
+    up.process.wait()
+    assert up.processes()  # Postgres, controller, agent and engine are on their own now
+    again = up.run("--catalog", str(up.catalog), "--check")
+    assert again.returncode == 0, again.stderr
+    assert "stopped what a killed run had left: controller, agent, postgres" in again.stderr
+    assert not up.processes()
+
+
+def test_sigterm_before_ready_stops_in_order(up: Up) -> None:
+    command = up.command("--catalog", str(up.catalog))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if "the database is ready" in line:
+            process.send_signal(signal.SIGTERM)
+            break
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "all stopped" in rest
+    assert not up.processes()
+
+
+def test_second_start_on_the_same_state_is_refused(up: Up) -> None:
+    up.start("--catalog", str(up.catalog))
+    other = up.run("--catalog", str(up.catalog), "--check")
+    assert other.returncode == 1
+    assert "another llmgwctl up runs on" in other.stderr
+    assert up.stop(signal.SIGTERM) == 0
+
+
+def test_taken_port_is_named_with_what_to_do(up: Up) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", up.port))
+        taken.listen()
+        done = up.run("--no-demo", "--check")
+    assert done.returncode == 1
+    assert f"port {up.port} on 127.0.0.1 is taken by another program" in done.stderr
+    assert f"--port {up.port + 1}" in done.stderr
+
+
+def test_unreachable_database_is_named_without_its_password(up: Up) -> None:
+    done = up.run(
+        "--no-demo", "--check", "--database-url", "postgresql://me:hidden@127.0.0.1:9/none"
+    )
+    assert done.returncode == 1
+    assert "postgresql://me:***@127.0.0.1:9/none cannot be used" in done.stderr
+    assert "hidden" not in done.stderr + done.stdout
+
+
+def test_bad_catalog_is_refused_with_its_fault(up: Up) -> None:
+    up.catalog.write_text(up.catalog.read_text().replace("llamacpp", "llama-dot-cpp"))
+    done = up.run("--catalog", str(up.catalog), "--check")
+    assert done.returncode == 1
+    assert "llama-dot-cpp" in done.stderr
+    assert not up.processes()
+
+
+def test_failing_engine_ends_with_its_last_words(up: Up) -> None:
+    text = up.catalog.read_text().replace('"llamacpp"', '"command"')
+    words = 'command = ["sh", "-c", "echo no such card >&2; exit 3"]'
+    up.catalog.write_text(text.replace('args = ["-c", "4096", "-np", "2"]', words))
+    done = up.run("--catalog", str(up.catalog), "--check", timeout_s=200)
+    assert done.returncode == 1
+    assert "no such card" in done.stderr
+    assert not up.processes()
+
+
+def test_model_without_a_place_ends_with_the_reasons(up: Up) -> None:
+    up.catalog.write_text(up.catalog.read_text().replace("256MiB", "900000GiB"))
+    done = up.run("--catalog", str(up.catalog), "--check")
+    assert done.returncode == 1
+    assert "there is no place for it" in done.stderr
+    assert "memory" in done.stderr
