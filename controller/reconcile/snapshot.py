@@ -1,0 +1,246 @@
+"""Rows -> the values that decisions are made of. One consistent read; a bad row costs itself only.
+
+Called by the tick. The builders are plain functions over rows, so tests need no database.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from controller.placement.model import (
+    Claim,
+    Gpu,
+    Model,
+    Node,
+    Profile,
+    Replica,
+    Settings,
+    Shard,
+    Snapshot,
+)
+from sql import queries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from sql.pool import Pool
+
+T = TypeVar("T")
+Row = Any
+TABLES = (
+    "settings",
+    "nodes",
+    "gpus",
+    "engines",
+    "weights",
+    "models",
+    "profiles",
+    "replicas",
+    "shards",
+)
+TAIL = 600
+"""Characters of an engine's last words that go into an error; the log has the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One read of the database."""
+
+    snapshot: Snapshot
+    now: float
+    """The database's clock, unix seconds."""
+    server_started_at: float
+    change: int
+    """Value of llmgw_core.change before anything was read."""
+    notes: tuple[str, ...]
+
+
+async def read(pool: Pool) -> Seen:
+    """One REPEATABLE READ transaction; raises sql.errors."""
+    texts = queries("tick")
+    async with pool.transaction(isolation="repeatable_read", readonly=True) as connection:
+        clock = await connection.fetchrow(texts["now"])
+        assert clock is not None
+        tables = {name: await connection.fetch(texts[name]) for name in TABLES}
+    snapshot, notes = build(tables)
+    return Seen(snapshot, clock["now"], clock["started_at"], clock["change"], tuple(notes))
+
+
+def build(tables: Mapping[str, Iterable[Row]]) -> tuple[Snapshot, list[str]]:
+    """The snapshot, and a sentence for every row that could not be read."""
+    notes: list[str] = []
+    cards: defaultdict[str, list[Gpu]] = defaultdict(list)
+    for node_id, card in _each(tables["gpus"], lambda r: (r["node_id"], _gpu(r)), "gpu", notes):
+        cards[node_id].append(card)
+    engines: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
+    for row in tables["engines"]:
+        engines[row["node_id"]][row["engine"]] = tuple(row["versions"])
+    sources = {row["node_id"]: frozenset(row["sources"]) for row in tables["weights"]}
+    nodes = _each(
+        tables["nodes"],
+        lambda r: _node(r, cards[r["id"]], engines[r["id"]], sources.get(r["id"], frozenset())),
+        "node",
+        notes,
+    )
+    numbers = {row["name"]: row["value"] for row in tables["settings"]}
+    where = {row["name"]: row["source"] for row in tables["models"]}
+    profiles: defaultdict[str, list[Profile]] = defaultdict(list)
+    for name, profile in _each(
+        tables["profiles"],
+        lambda r: (r["model"], _profile(r, where[r["model"]], numbers)),
+        "profile",
+        notes,
+    ):
+        profiles[name].append(profile)
+    models = _each(tables["models"], lambda r: _model(r, profiles[r["name"]]), "model", notes)
+    shards: defaultdict[int, list[Shard]] = defaultdict(list)
+    for replica_id, shard in _each(
+        tables["shards"], lambda r: (r["replica_id"], _shard(r)), "shard", notes
+    ):
+        shards[replica_id].append(shard)
+    replicas = _each(tables["replicas"], lambda r: _replica(r, shards[r["id"]]), "replica", notes)
+    return Snapshot(tuple(nodes), tuple(models), tuple(replicas), settings(numbers)), notes
+
+
+def _each(rows: Iterable[Row], make: Callable[[Row], T], kind: str, notes: list[str]) -> list[T]:
+    """Every row that can be read; one that cannot becomes a note (D10)."""
+    made: list[T] = []
+    for row in rows:
+        try:
+            made.append(make(row))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            notes.append(
+                f"{kind} row {dict(row)!r:.200} is left out: {type(error).__name__} {error}"
+            )
+    return made
+
+
+def settings(numbers: Mapping[str, float]) -> Settings:
+    """The numbers of llmgw_core.setting; a missing row leaves the default of the program."""
+    named = {
+        "backoff_base_s": "backoff_base",
+        "backoff_max_s": "backoff_max",
+        "stable_s": "stable",
+        "start_deadline_s": "start_deadline",
+        "drain_deadline_s": "drain_deadline",
+        "silent_share_max": "silent_share_max",
+    }
+    return Settings(**{field: numbers[name] for field, name in named.items() if name in numbers})
+
+
+def _gpu(row: Row) -> Gpu:
+    return Gpu(
+        uuid=row["uuid"],
+        index=row["index"],
+        class_=row["class"],
+        memory_mib=row["memory_mib"],
+        memory_foreign_mib=row["memory_foreign_mib"],
+        healthy=row["healthy"],
+        problems=tuple(row["problems"]),
+        numa=row["numa"],
+        claims=tuple(Claim(shard, memory) for shard, memory in row["claims"] or ()),
+    )
+
+
+def _node(
+    row: Row, cards: list[Gpu], engines: dict[str, tuple[str, ...]], sources: frozenset[str]
+) -> Node:
+    flags = row["cpu_flags"]
+    return Node(
+        id=row["id"],
+        state=row["state"],
+        alloc_gen=row["alloc_gen"],
+        state_reason=row["state_reason"],
+        labels={str(key): str(value) for key, value in row["labels"].items()},
+        arch=row["arch"],
+        cpu_flags=None if flags is None else frozenset(flags),
+        cpus=row["cpus_effective"],
+        cpus_claimed=row["cpus"] or 0.0,
+        memory_mib=row["memory_effective_mib"],
+        memory_claimed_mib=row["memory_mib"] or 0,
+        gpus=tuple(cards),
+        ports=(row["port_first"], row["port_last"]),
+        ports_taken=frozenset(row["ports"] or ()),
+        engines=engines if row["reported"] else None,
+        sources_on_disk=sources,
+        mgmt_addr=row["mgmt_addr"],
+        shards_live=row["shards"] or 0,
+    )
+
+
+def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:
+    """A profile, with the part of the agent's assignment document that the catalog decides."""
+    spec = {
+        name: row[name]
+        for name in ("engine", "engine_version", "args", "env", "command", "health_path")
+    }
+    grace = row["stop_grace_s"]
+    spec |= {
+        "source": source,
+        "start_deadline_s": row["start_deadline_s"] or numbers.get("start_deadline", 1800.0),
+        "stop_grace_s": 30.0 if grace is None else grace,
+    }
+    return Profile(
+        name=row["name"],
+        engine=row["engine"],
+        fingerprint=row["fingerprint"],
+        engine_version=row["engine_version"],
+        pool=row["pool"],
+        pool_labels={key: tuple(values) for key, values in (row["pool_labels"] or {}).items()},
+        gpu_class=row["gpu_class"],
+        gpus=row["gpus"],
+        gpu_memory_mib=row["gpu_memory_mib"],
+        share=row["share"],
+        cpus=row["cpus"],
+        memory_mib=row["memory_mib"],
+        arch=row["arch"],
+        cpu_flags=tuple(row["cpu_flags"]),
+        shards=row["shards"],
+        start_deadline_s=row["start_deadline_s"],
+        spec=spec,
+    )
+
+
+def _model(row: Row, profiles: list[Profile]) -> Model:
+    return Model(
+        name=row["name"],
+        source=row["source"],
+        min_replicas=row["min_replicas"],
+        max_replicas=row["max_replicas"],
+        idle_timeout_s=row["idle_timeout_s"],
+        profiles=tuple(profiles),
+    )
+
+
+def _shard(row: Row) -> Shard:
+    error = row["error"]
+    if row["state"] == "failed" and row["log_tail"]:
+        error = f"{error or 'failed'}; last words: {row['log_tail'].strip()[-TAIL:]}"
+    return Shard(
+        id=row["id"],
+        rank=row["rank"],
+        node_id=row["node_id"],
+        state=row["state"],
+        gpus=tuple(row["gpus"] or ()),
+        port=row["port"],
+        error=error,
+        state_at=row["state_at"],
+    )
+
+
+def _replica(row: Row, shards: list[Shard]) -> Replica:
+    named = (
+        "id",
+        "model",
+        "state",
+        "profile",
+        "fingerprint",
+        "created_at",
+        "state_at",
+        "ready_at",
+        "restarts",
+    )
+    more = ("backoff_until", "error", "drain_deadline", "in_flight", "last_used_at")
+    return Replica(**{name: row[name] for name in named + more}, shards=tuple(shards))

@@ -1,0 +1,93 @@
+-- name: now
+-- The database's clock and what a leader must know of the server.
+select extract(epoch from clock_timestamp())::double precision as now,
+    extract(epoch from pg_postmaster_start_time())::double precision as started_at,
+    (select last_value from llmgw_core.change) as change;
+
+-- name: change
+-- A number that grows when something may have to be decided.
+select last_value from llmgw_core.change;
+
+-- name: settings
+-- Numbers that decisions use.
+select name, value from llmgw_core.setting;
+
+-- name: nodes
+-- Every node with its state, facts and what is claimed of it by live shards of any launch.
+select n.id, s.state, s.state_reason, n.alloc_gen, n.labels, n.arch, n.cpu_flags, n.cpus_effective, n.memory_effective_mib,
+    n.port_first, n.port_last, n.mgmt_addr, n.host_reported_at is not null as reported,
+    c.cpus, c.memory_mib, c.ports, c.shards
+from llmgw_core.node n
+join llmgw_core.node_state s on s.node_id = n.id
+left join (
+    select node_id, sum(cpus) as cpus, sum(memory_mib)::bigint as memory_mib, array_agg(port) as ports, count(*)::int as shards
+    from llmgw_core.shard where state not in ('stopped', 'failed') group by node_id) c on c.node_id = n.id
+order by n.id;
+
+-- name: gpus
+-- Every card with what foreign processes hold and what live shards claim.
+select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa, f.memory_foreign_mib, c.claims
+from llmgw_core.gpu g
+left join (
+    select l.node_id, e.key as uuid, (e.value->>'memory_foreign_mib')::bigint as memory_foreign_mib
+    from llmgw_core.node_load l, jsonb_each(l.gpus) e
+    where l.at > clock_timestamp() - llmgw_core.seconds('load_stale')) f on f.node_id = g.node_id and f.uuid = g.uuid
+left join (
+    select node_id, gpu_uuid, jsonb_agg(jsonb_build_array(shard_id, memory_mib) order by shard_id) as claims
+    from llmgw_core.gpu_claim group by node_id, gpu_uuid) c on c.node_id = g.node_id and c.gpu_uuid = g.uuid
+order by g.node_id, g.index;
+
+-- name: engines
+-- Usable engines of each node.
+select node_id, engine, array_agg(version order by version) as versions
+from llmgw_core.engine where state = 'installed' group by node_id, engine;
+
+-- name: weights
+-- Sources that lie whole on a node's disk.
+select node_id, array_agg(distinct source) as sources from llmgw_core.weight where complete group by node_id;
+
+-- name: models
+-- What the catalog wants.
+select name, source, min_replicas, max_replicas, idle_timeout_s from llmgw_core.model order by name;
+
+-- name: profiles
+-- Ways to run each model, first choice first, with the labels of their pool.
+select p.*, o.labels as pool_labels
+from llmgw_core.profile p left join llmgw_core.pool o on o.name = p.pool
+order by p.model, p.position;
+
+-- name: replicas
+-- Replicas that are not gone, and what runs on them by the word of every live router (null when one has not said).
+with live as materialized (
+    select c.id, c.seen_at from llmgw_core.controller c
+    where c.role = 'router' and (c.seen_at > clock_timestamp() - interval '10 s' or llmgw_core.present(c.id))),
+used as (
+    select x.replica_id, sum(x.in_flight) filter (where l.id is not null)::int as in_flight, max(x.last_used_at) as last_used_at
+    from llmgw_core.router_use x left join live l on l.id = x.router_id group by x.replica_id)
+select r.id, r.model, r.state, r.profile, r.fingerprint, r.restarts, r.error,
+    extract(epoch from r.created_at)::double precision as created_at, extract(epoch from r.state_at)::double precision as state_at,
+    extract(epoch from r.ready_at)::double precision as ready_at, extract(epoch from r.backoff_until)::double precision as backoff_until,
+    extract(epoch from r.drain_deadline)::double precision as drain_deadline,
+    -- A router follows a change within two seconds and reports every second: what it said earlier is not about this state.
+    case when not exists (select 1 from live l where l.seen_at < r.state_at + interval '3 s') then coalesce(u.in_flight, 0) end as in_flight,
+    extract(epoch from u.last_used_at)::double precision as last_used_at
+from llmgw_core.replica r left join used u on u.replica_id = r.id
+where r.state <> 'gone'
+order by r.id;
+
+-- name: shards
+-- Shards of the present launch of each replica that is not gone.
+select s.id, s.replica_id, s.rank, s.node_id, s.state, s.port, s.error, extract(epoch from s.state_at)::double precision as state_at,
+    s.exit_code, s.log_tail,
+    (select array_agg(c.gpu_uuid order by c.gpu_uuid) from llmgw_core.gpu_claim c where c.shard_id = s.id) as gpus
+from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id and r.launch = s.launch
+where r.state <> 'gone'
+order by s.replica_id, s.rank;
+
+-- name: commit_plan
+-- Writes a plan made under this term; one row per item with its outcome.
+select "position", outcome from llmgw_core.commit_plan_v1($1::bigint, $2::jsonb) order by 1;
+
+-- name: record_attempts
+-- Keeps what each model's attempt found.
+select llmgw_core.record_attempts_v1($1::bigint, $2::jsonb);
