@@ -255,8 +255,8 @@ trio.run(main)
 ROOT = Path(__file__).parents[2]
 
 
-async def lone_agent(node: Node, *assignments: dict[str, Any]) -> subprocess.Popen[str]:
-    """An agent in a process of its own, whose shards are ready."""
+async def killed_agent(node: Node, *assignments: dict[str, Any]) -> None:
+    """An agent in a process of its own, killed with SIGKILL once its shards are ready."""
     agent = subprocess.Popen(
         [sys.executable, "-c", LONE, str(node.folder), json.dumps(assignments)],
         cwd=ROOT,
@@ -265,15 +265,12 @@ async def lone_agent(node: Node, *assignments: dict[str, Any]) -> subprocess.Pop
         text=True,
     )
     assert agent.stdout is not None
-    assert await trio.to_thread.run_sync(agent.stdout.readline) == "ready\n"
-    return agent
-
-
-def kill(agent: subprocess.Popen[str]) -> None:
-    agent.kill()
-    agent.wait()
-    assert agent.stdout is not None
-    agent.stdout.close()
+    try:
+        assert await trio.to_thread.run_sync(agent.stdout.readline) == "ready\n"
+    finally:
+        agent.kill()
+        agent.wait()
+        agent.stdout.close()
 
 
 @pytest.mark.slow
@@ -281,7 +278,7 @@ async def test_D04_after_kill_9_engines_are_adopted_and_orphans_ended(
     node: Node, odd: Make
 ) -> None:
     kept, lost = odd(1), odd(2, "--fork")
-    kill(await lone_agent(node, kept, lost))
+    await killed_agent(node, kept, lost)
     (node.folder / "shards/2.json").unlink()  # killed between the start and the note of it
     assert len(node.processes()) == 3
     node.door.states = {1: "ready"}
@@ -302,7 +299,7 @@ async def test_D08_an_engine_that_ended_while_no_agent_watched_is_failed(
     node: Node, odd: Make
 ) -> None:
     assignment = odd(1, "--fork")
-    kill(await lone_agent(node, assignment))
+    await killed_agent(node, assignment)
     record = json.loads((node.folder / "shards/1.json").read_text())
     os.kill(record["process"][0], signal.SIGKILL)
     node.door.states = {1: "ready"}

@@ -180,11 +180,13 @@ async def test_D22_a_killed_download_leaves_no_lock_and_resumes(
         part = part_of(tmp_path)
         return part is not None and part.stat().st_size >= 400_000
 
-    await until(some, "half of the file is here")
-    child.kill()
-    child.wait()
-    child.stdin.close()
-    child.stdout.close()
+    try:
+        await until(some, "half of the file is here")
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
     assert read_note(next(tmp_path.glob("weights/http/*")))["complete"] is False
     have = part_of(tmp_path)
     assert have is not None
