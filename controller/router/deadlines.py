@@ -62,14 +62,24 @@ class Deadlines:
 
     def _fire(self, slot: int, now: float) -> int:
         fired = 0
-        for thing in self._slots.pop(slot):
+        things = self._slots.pop(slot)
+        while things:
+            thing = things.pop()
             if thing.slot != slot * self.step:
                 continue  # it moved to an earlier slot, which has dealt with it
             thing.slot = NEVER
             if thing.due <= now:
                 thing.due = NEVER
                 fired += 1
-                thing.expired(now)
+                try:
+                    thing.expired(now)
+                except Exception:
+                    self._slots[slot + 1] = self._slots.get(slot + 1, []) + things
+                    for other in things:  # one bug must not take the others' deadlines away
+                        if other.slot == slot * self.step:
+                            other.slot = (slot + 1) * self.step
+                    self._swept = slot
+                    raise
             elif thing.due != NEVER:
                 self._file(thing, thing.due)
         return fired

@@ -15,13 +15,11 @@ import trio
 
 from controller.router import body as request_body
 from controller.router import errors, local
-from controller.router.deadlines import Timed
+from controller.router.attempts import Attempts
 from controller.router.errors import ApiError
-from controller.router.forward import request_bytes
 from controller.router.relay import Head, PlainRelay, StreamRelay, Wish, open_relay
 from controller.router.routes import Kind, Route, find
 from controller.router.tokens import UNKNOWN, Tokens
-from controller.router.upstream import Cause, Failure, UpstreamConnection
 from controller.router.usage import UsageRow
 
 if TYPE_CHECKING:
@@ -29,14 +27,12 @@ if TYPE_CHECKING:
     from controller.router.body import Asked
     from controller.router.client import ClientConnection
     from controller.router.core import Core
-    from controller.router.fleet import Pool, Target
     from controller.router.http1 import Request
     from controller.router.stats import ModelStats
     from controller.router.table import Model
+    from controller.router.upstream import Failure
 
 CLIENT_CLOSED = 499  # nginx's number for "the client left before an answer"
-RECONNECT_S = 0.1  # a lone engine that restarts gets its port back within a moment
-MAX_CONNECT_FAILURES = 10
 
 
 class State(IntEnum):
@@ -75,17 +71,15 @@ def admit(core: Core, request: Request) -> tuple[Route, Key | None] | ApiError:
     return route, key
 
 
-class Exchange(Timed):
+class Exchange:
     """One request of one client."""
 
     __slots__ = (
-        "_asked", "_connect_failures", "_core", "_delivered", "_first_byte", "_key", "_model",
-        "_relay", "_request", "_resent", "_route", "_started", "_state", "_stats", "_target",
-        "_tried", "_up", "_upstream_body", "_wish", "attempts", "client", "request_id", "row_id",
+        "_asked", "_attempts", "_core", "_delivered", "_first_byte", "_key", "_model", "_relay",
+        "_request", "_route", "_started", "_state", "_stats", "client", "request_id", "row_id",
     )  # fmt: skip
 
     def __init__(self, core: Core, client: ClientConnection, request: Request) -> None:
-        super().__init__()
         self._core = core
         self.client = client
         self._request = request
@@ -98,17 +92,10 @@ class Exchange(Timed):
         self._asked: Asked | None = None
         self._model: Model | None = None
         self._stats: ModelStats | None = None
-        self._target: Target | None = None
-        self._tried: tuple[Pool, ...] = ()
-        self._up: UpstreamConnection | None = None
-        self._upstream_body = b""
-        self._wish: Wish | None = None
+        self._attempts: Attempts | None = None
         self._relay: PlainRelay | StreamRelay | None = None
         self._first_byte: float | None = None
         self._delivered = False
-        self._resent = False
-        self._connect_failures = 0
-        self.attempts = 0
         core.exchanges += 1
 
     # -- before an engine ------------------------------------------------------------------------
@@ -178,121 +165,55 @@ class Exchange(Timed):
         self._model = model
         self._stats = self._core.stats.model(model.name)
         self._stats.in_flight += 1
+        self._attempts = Attempts(self._core, self, self._request, asked, model.name)
         self._move(State.WAITING)
-        self._choose()
+        self.try_again()
 
     # -- attempts --------------------------------------------------------------------------------
 
-    def _choose(self) -> None:
-        assert self._model is not None
-        target = self._core.fleet.choose(self._model.name, self._tried)
-        if target is None:
-            self.refuse(errors.no_replica(self._model.name))
-        else:
-            self._attempt(target)
-
-    def _attempt(self, target: Target, *, fresh: bool = False) -> None:
-        assert self._asked is not None
-        if self._wish is None or target is not self._target:
-            self._prepare(target)
-        self.attempts += 1
-        pool = target.pool
-        data = request_bytes(self._request, pool, self.request_id, self._upstream_body)
-        total_due = self._started + self._core.config.timeouts.total_s
-        self._up = pool.take(self, data, total_due, fresh=fresh)
-
-    def _prepare(self, target: Target) -> None:
-        asked = self._asked
-        assert asked is not None
-        assert self._model is not None
-        assert self._route is not None
-        self._target = target
-        ask_usage = asked.stream and not asked.wants_usage and self._route.name != "embeddings"
-        renamed = target.upstream_model != asked.model
-        self._upstream_body = request_body.rewritten(
-            asked, target.upstream_model, ask_usage=ask_usage
-        )
-        self._wish = Wish(
-            self._model.name,
-            self.request_id,
-            self._request.version == "1.1",
-            self._closes,
-            ask_usage,
-            orjson.dumps(asked.model) if renamed else None,
-        )
-
-    def on_failed(self, failure: Failure) -> None:
-        """The attempt failed: try again where that is safe (case A14), else tell the client."""
-        self._up = None
+    def try_again(self) -> None:
+        """Begin the first or, after a pause, a further attempt."""
+        attempts = self._attempts
+        if attempts is None or self._state is not State.WAITING:
+            return
         try:
-            self._after_failure(failure)
+            error = attempts.begin()
+            if error is not None:
+                self.refuse(error)
         except Exception:
             self.abandon()
             raise
 
-    def _after_failure(self, failure: Failure) -> None:
-        target = self._target
-        if self._state is State.SETTLED or target is None:
+    def on_failed(self, failure: Failure) -> None:
+        """The attempt failed: another one where that is safe, else tell the client."""
+        attempts = self._attempts
+        assert attempts is not None
+        assert attempts.target is not None
+        attempts.up = None
+        if self._state is State.SETTLED:
             return
-        self._core.stats.fail_upstream(target.pool.key, failure.cause.value)
-        if self._relay is not None:
-            self._broken(self._error_of(failure))
-        elif failure.cause is Cause.CLOSED_UNANSWERED and not self._resent:
-            self._resend(target, failure)
-        elif failure.cause in (Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT):
-            self._reconnect(target, failure)
-        else:
-            self.refuse(self._error_of(failure))
+        self._core.stats.fail_upstream(attempts.target.pool.key, failure.cause.value)
+        try:
+            if self._relay is not None:
+                self._broken(attempts.error_of(failure))
+                return
+            error = attempts.after(failure)
+            if error is not None:
+                self.refuse(error)
+        except Exception:
+            self.abandon()
+            raise
 
-    def _resend(self, target: Target, failure: Failure) -> None:
-        """Closed without a byte: an idle socket that had died goes once more to the same engine,
-        a new one to another engine. Never a second time: the engine may have begun to work."""
-        self._resent = True
-        if failure.reused:
-            self._core.stats.retry("stale_connection")
-            self._attempt(target, fresh=True)
-            return
-        self._try_another(target, failure, "closed_unanswered")
-
-    def _reconnect(self, target: Target, failure: Failure) -> None:
-        """Nothing was sent, so any other replica may have it; a lone one is asked again."""
-        self._core.fleet.avoid(target.pool)
-        self._connect_failures += 1
-        waited = time.monotonic() - self._started
-        patient = waited < self._core.config.timeouts.connect_s
-        if self._connect_failures > MAX_CONNECT_FAILURES:
-            self.refuse(self._error_of(failure))
-        elif not self._try_another(target, None, "connect_failed"):
-            if patient:
-                self._tried = ()
-                self._core.deadlines.set(self, time.monotonic() + RECONNECT_S)
-            else:
-                self.refuse(self._error_of(failure))
-
-    def _try_another(self, target: Target, failure: Failure | None, reason: str) -> bool:
-        """Attempt on a replica not tried yet; without one, refuse when `failure` is given."""
-        assert self._model is not None
-        self._tried = (*self._tried, target.pool)
-        other = self._core.fleet.choose(self._model.name, self._tried)
-        if other is not None:
-            self._core.stats.retry(reason)
-            self._attempt(other)
-        elif failure is not None:
-            self.refuse(self._error_of(failure))
-        return other is not None
-
-    def expired(self, now: float) -> None:
-        """The moment before a lone replica's port is tried again is over."""
-        if self._state is State.WAITING and self._up is None:
-            self._core.stats.retry("connect_failed")
-            self._choose()
-
-    def _error_of(self, failure: Failure) -> ApiError:
-        name = "" if self._model is None else self._model.name
-        why = failure.cause.value.replace("_", " ")
-        if failure.cause.is_timeout:
-            return errors.upstream_timeout(name, why)
-        return errors.upstream_failed(name, why)
+    def _wish(self, attempts: Attempts) -> Wish:
+        name = attempts.asked.model
+        return Wish(
+            attempts.model,
+            self.request_id,
+            self._request.version == "1.1",
+            self._closes,
+            attempts.ask_usage,
+            orjson.dumps(name) if attempts.renamed else None,
+        )
 
     # -- the answer ------------------------------------------------------------------------------
 
@@ -305,13 +226,14 @@ class Exchange(Timed):
             raise
 
     def _pass_on(self, head: Head | None, body: bytes, *, complete: bool) -> None:
+        attempts = self._attempts
+        assert attempts is not None
         if head is not None:
-            assert self._wish is not None
             self._move(State.RELAYING)
-            self._relay = open_relay(head, self._wish, self._core.config.limits)
+            self._relay = open_relay(head, self._wish(attempts), self._core.config.limits)
         relay = self._relay
         if complete:
-            self._up = None
+            attempts.up = None
         if relay is None:
             return  # an interim answer only
         out = b""
@@ -355,18 +277,17 @@ class Exchange(Timed):
         self.client.finished(close=self._closes or not in_order or not framed)
 
     def _slow_down(self) -> None:
-        if (
-            self._up is not None
-            and self.client.pending > self._core.config.limits.pause_above_bytes
-        ):
-            self._up.pause()
+        up = None if self._attempts is None else self._attempts.up
+        if up is not None and self.client.pending > self._core.config.limits.pause_above_bytes:
+            up.pause()
         self.client.bytes_wait()
 
     def client_took_some(self) -> None:
         """The client read: go on reading the engine when little is left."""
-        if self._up is not None:
+        up = None if self._attempts is None else self._attempts.up
+        if up is not None:
             if self.client.pending <= self._core.config.limits.resume_below_bytes:
-                self._up.resume()
+                up.resume()
             if self._relay is not None and self._relay.answered():
                 self._delivered = self.client.all_sent
 
@@ -415,9 +336,8 @@ class Exchange(Timed):
         return not request.keep_alive or not request.complete or self._core.draining
 
     def _drop_upstream(self) -> None:
-        up, self._up = self._up, None
-        if up is not None:
-            up.cancel()
+        if self._attempts is not None:
+            self._attempts.cancel()
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -449,7 +369,8 @@ class Exchange(Timed):
         """The usage row; what is unknown is None."""
         assert self._key is not None
         assert self._route is not None
-        asked, target = self._asked, self._target
+        asked, attempts = self._asked, self._attempts
+        target = None if attempts is None else attempts.target
         first = self._first_byte if asked is not None and asked.stream else None
         return UsageRow(
             self.row_id,
@@ -464,7 +385,7 @@ class Exchange(Timed):
             tokens,
             None if first is None else first - self._started,
             seconds,
-            self.attempts,
+            0 if attempts is None else attempts.count,
             code,
             self.request_id,
             time.monotonic(),

@@ -91,6 +91,24 @@ def test_a_deadline_taken_away_never_rings() -> None:
     assert bell.rang == []
 
 
+class BrokenBell(Bell):
+    def expired(self, now: float) -> None:
+        raise ValueError("cracked")
+
+
+def test_a_bug_in_one_deadline_does_not_take_the_others_away() -> None:
+    deadlines = Deadlines()
+    bells = [Bell() for _ in range(3)]
+    for bell in (bells[0], BrokenBell(), bells[1], BrokenBell(), bells[2]):
+        deadlines.set(bell, 1.05)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cracked"):
+            deadlines.sweep(2.0)
+    deadlines.sweep(2.0)
+    assert [len(bell.rang) for bell in bells] == [1, 1, 1]
+    assert len(deadlines) == 0
+
+
 def test_keys_are_found_by_hash_and_expire() -> None:
     keys = Keys()
     keys.replace(static_keys([StaticKey("a", "s1"), StaticKey("b", "s2", ("m",))]), None)

@@ -1,0 +1,104 @@
+"""The reactor with plain socket pairs: order, bounds, and bugs that stay where they are."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from controller.router.connection import Connection
+from controller.router.reactor import IN, RDHUP, Reactor
+from tests.router.wire import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Echo(Connection):
+    """Sends back what it gets; fails on b"bug"."""
+
+    def __init__(self, reactor: Reactor, sock: socket.socket) -> None:
+        super().__init__(reactor, sock, IN | RDHUP)
+        self.ends: list[OSError | None] = []
+
+    def received(self, data: bytes) -> None:
+        if data == b"bug":
+            raise KeyError("a bug")
+        self.send(data)
+
+    def lost(self, error: OSError | None) -> None:
+        self.ends.append(error)
+
+    def expired(self, now: float) -> None:
+        self.close()
+
+
+@pytest.fixture
+async def reactor(nursery: trio.Nursery) -> AsyncIterator[Reactor]:
+    made = Reactor()
+    nursery.start_soon(made.run)
+    yield made
+    nursery.cancel_scope.cancel()
+    made.close()
+
+
+def pair(reactor: Reactor) -> tuple[Echo, trio.SocketStream]:
+    ours, theirs = socket.socketpair()
+    connection = Echo(reactor, ours)
+    inet = trio.socket.from_stdlib_socket(theirs)
+    theirs.setblocking(False)
+    return connection, trio.SocketStream(inet)
+
+
+async def test_a_bug_ends_its_own_connection_only(reactor: Reactor) -> None:
+    (bad, bad_peer), (good, good_peer) = pair(reactor), pair(reactor)
+    async with bad_peer, good_peer:
+        await bad_peer.send_all(b"bug")
+        assert await bad_peer.receive_some() == b""
+        assert reactor.crashes == 1
+        assert isinstance(bad.ends[0], ConnectionAbortedError)
+        await good_peer.send_all(b"hello")
+        assert await good_peer.receive_some() == b"hello"
+        good.close()
+
+
+async def test_what_the_kernel_does_not_take_waits_in_order(reactor: Reactor) -> None:
+    connection, peer = pair(reactor)
+    pieces = [bytes([n]) * 100_000 for n in range(30)]
+    for piece in pieces:
+        connection.send(piece)
+    assert connection.pending > 0
+    assert not connection.all_sent
+    got = b""
+    async with peer:
+        while len(got) < 3_000_000:
+            got += await peer.receive_some(65536)
+        assert got == b"".join(pieces)
+        await until(lambda: connection.all_sent)
+        connection.close()
+
+
+async def test_callbacks_of_trio_tasks_run_in_the_reactor(reactor: Reactor) -> None:
+    seen: list[int] = []
+    reactor.call_soon(lambda: seen.append(1))
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    reactor.call_soon(fail)
+    reactor.call_soon(lambda: seen.append(2))
+    await until(lambda: seen == [1, 2])
+    assert reactor.crashes == 1
+
+
+async def test_descriptors_are_given_back(reactor: Reactor) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        connection, peer = pair(reactor)
+        await peer.aclose()
+        await until(lambda connection=connection: connection.ends)
+    assert connection.ends == [None]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
