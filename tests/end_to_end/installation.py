@@ -1,4 +1,4 @@
-"""A whole installation under test: `llmgwctl up` as a process, with the tiny model as its catalog."""
+"""An installation under test: `llmgwctl up` as a process, with the tiny model as its catalog."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Up:
             self.command(*more), capture_output=True, text=True, timeout=timeout_s, check=False
         )
 
-    def start(self, *more: str) -> None:
+    def start(self, *more: str, ready_s: float = READY_S) -> None:
         """In the background, until it says that all runs."""
         self.out, self.err = [], []
         self.process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Up:
             reader = threading.Thread(target=_collect, args=(stream, lines), daemon=True)
             reader.start()
             self._readers.append(reader)
-        self.wait_for(lambda: any("curl -N" in line for line in self.out), READY_S)
+        self.wait_for(lambda: any("curl -N" in line for line in self.out), ready_s)
 
     def wait_for(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Poll with a deadline; a dead process ends the wait with its words."""
