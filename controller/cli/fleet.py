@@ -1,0 +1,98 @@
+"""Commands that show the whole fleet: status, nodes, weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from controller.cli.output import lines
+from controller.cli.words import age, bar, counts, gigabytes, joined, size
+
+if TYPE_CHECKING:
+    from controller.cli.session import Session
+
+NODE_COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
+WEIGHT_COLUMNS = ("NODE", "SOURCE", "SIZE", "COMPLETE", "IN CATALOG", "PATH")
+
+
+@click.command()
+@click.pass_obj
+def status(session: Session) -> None:
+    """The fleet at a glance."""
+    found = session.client.get("/summary")
+    session.out.show(found, lambda: _status_text(session, found))
+
+
+def _status_text(session: Session, found: dict[str, Any]) -> str:
+    models, router, control = found["models"], found["router"], found["controllers"]
+    leader = f"{control['leader']}, term {control['term']}" if "leader" in control else "nobody"
+    idle = (f"{i['name']}/{i['replica']} {age(i['idle_seconds'])} ({i['gpus']} GPUs)"
+            for i in found["idle_replicas"])  # fmt: skip
+    in_flight = router.get("in_flight")
+    return lines(
+        _capacity(session, found["gpus"]),
+        f"nodes: {counts(found['nodes'])}",
+        f"models: {models['satisfied']} of {models['total']} satisfied",
+        *(f"  {m['name']} cannot be placed: {m.get('reason', 'see explain-placement')}"
+          for m in models["unplaceable"]),
+        f"replicas: {counts(found['replicas'])}",
+        f"idle longest: {joined(idle)}",
+        f"routers: {router['requests_per_s']:g} requests/s, {router['errors']} errors in the last "
+        f"minute, {'-' if in_flight is None else in_flight} in flight",
+        f"controllers: {control['alive']} alive, {control['routers']} routers; leader: {leader}",
+    )  # fmt: skip
+
+
+def _capacity(session: Session, classes: list[dict[str, Any]]) -> str:
+    if not classes:
+        return "No GPUs."
+    rows = (
+        (c["class"], bar(c["used"], c["total"]), f"{c['used']}/{c['total']}", c["free"],
+         c["unavailable"], c["unhealthy"])
+        for c in classes
+    )  # fmt: skip
+    headings = ("CLASS", "", "USED", "FREE", "UNAVAILABLE", "UNHEALTHY")
+    return session.out.table(headings, ((*r[:1], r[1], *r[2:]) for r in rows))
+
+
+@click.command()
+@click.pass_obj
+def nodes(session: Session) -> None:
+    """Every node."""
+    found = session.client.pages("/nodes")
+    session.out.show(found, lambda: nodes_text(session, found))
+
+
+def nodes_text(session: Session, found: list[dict[str, Any]]) -> str:
+    """The table, then each unhealthy card."""
+    if not found:
+        return "No nodes have registered."
+    rows = (
+        (n["id"], n["state"], f"{n['gpu_free']}/{n['gpu_total']} free",
+         gigabytes(n.get("memory_gb")), joined(n.get("gpu_classes")), joined(n.get("fabrics")),
+         n["replicas"], _seen(n.get("last_seen_ago")))
+        for n in found
+    )  # fmt: skip
+    sick = (f"{n['id']} {card} (kept out of placement)"
+            for n in found for card in n.get("unhealthy_gpus", []))  # fmt: skip
+    return lines(session.out.table(NODE_COLUMNS, rows), *sick)
+
+
+def _seen(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{age(seconds)} ago"
+
+
+@click.command()
+@click.pass_obj
+def weights(session: Session) -> None:
+    """Model weights on the nodes' disks."""
+    found = session.client.pages("/weights")
+    yes = {True: "yes", False: "no"}
+    rows = (
+        (w["node"], w["source"], size(w.get("bytes")), yes[w["complete"]], yes[w["in_catalog"]],
+         w["path"])
+        for w in found
+    )  # fmt: skip
+    empty = "No weights have been reported."
+    session.out.show(found, lambda: session.out.table(WEIGHT_COLUMNS, rows) if found else empty)

@@ -1,0 +1,130 @@
+"""Commands of the catalog: models, model add and remove, scale, apply."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from controller.cli.client import part
+from controller.cli.failures import Failure
+from controller.cli.node import Duration
+from controller.cli.words import age, joined
+
+if TYPE_CHECKING:
+    from controller.cli.session import Session
+
+COLUMNS = ("MODEL", "REPLICAS", "ALIASES", "PROFILES", "FALLBACKS")
+
+
+@click.command()
+@click.pass_obj
+def models(session: Session) -> None:
+    """The catalog and what runs of it."""
+    found = session.client.pages("/models")
+    rows = (
+        (m["name"], f"{m['ready_replicas']}/{m['min_replicas']} ready "
+         f"({m['total_replicas']} total)", joined(m.get("aliases")), joined(m.get("profiles")),
+         joined(m.get("fallbacks")))
+        for m in found
+    )  # fmt: skip
+    empty = "No models. Add one with llmgwctl apply -f catalog.toml or llmgwctl model add FILE."
+    session.out.show(found, lambda: session.out.table(COLUMNS, rows) if found else empty)
+
+
+@click.group()
+def model() -> None:
+    """Add a model to the catalog or remove one."""
+
+
+@model.command()
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
+@click.pass_obj
+def add(session: Session, file: str) -> None:
+    """Add the model that FILE (TOML or JSON; - is stdin) defines, or change it."""
+    document = _read(file)
+    if "models" in document:
+        if (
+            len(document) > 1
+            or not isinstance(document["models"], list)
+            or len(document["models"]) != 1
+        ):
+            raise Failure(f"{file} is a whole catalog: use llmgwctl apply -f {file}")
+        document = document["models"][0]
+    done = session.client.post("/models", document)
+    session.out.show(done, lambda: f"Model {done['added']}: {done['action']}.")
+
+
+@model.command()
+@click.argument("name")
+@click.pass_obj
+def remove(session: Session, name: str) -> None:
+    """Remove a model; its replicas finish what they do and stop."""
+    done = session.client.delete(f"/models/{part(name)}")
+    session.out.show(done, lambda: f"Model {name} is removed; its replicas drain.")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--min", "least", type=int, required=True, help="0: on demand.")
+@click.option("--max", "most", type=int, help="[as --min, at least 1]")
+@click.option("--idle-timeout", type=Duration(), help='Such as "15m". [stays]')
+@click.pass_obj
+def scale(
+    session: Session, name: str, least: int, most: int | None, idle_timeout: float | None
+) -> None:
+    """Set how many replicas a model has."""
+    body = {"min": least, "max": most, "idle_timeout": idle_timeout}
+    given = {field: value for field, value in body.items() if value is not None}
+    now = session.client.post(f"/models/{part(name)}/scale", given)
+    idle = f", idle timeout {age(now['idle_timeout'])}" if "idle_timeout" in now else ""
+    demand = ", on demand" if now["on_demand"] else ""
+    said = f"Model {name}: min {now['min']}, max {now['max']}{idle}{demand}."
+    session.out.show(now, lambda: said)
+
+
+@click.command()
+@click.option(
+    "-f",
+    "--file",
+    required=True,
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="Catalog in TOML or JSON; - is stdin and needs --name.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would change, keep nothing.")
+@click.option("--name", help="Name under which the file is kept. [its absolute path]")
+@click.pass_obj
+def apply(session: Session, file: str, dry_run: bool, name: str | None) -> None:
+    """Make the catalog what a file says; what it declared before and no longer does is removed."""
+    if file == "-" and name is None:
+        raise click.UsageError("-f - has no name to keep the catalog under: give --name")
+    document = _read(file)
+    if "file" in document:
+        raise Failure(f"{file}: unknown field 'file', the fields are pools, models")
+    body = document | {"file": name or str(Path(file).absolute())}
+    done = session.client.post("/catalog", body, dry_run=dry_run)
+    session.out.show(done, lambda: _applied(session, done))
+
+
+def _applied(session: Session, done: dict[str, Any]) -> str:
+    news = [c for c in done["changes"] if c["action"] != "unchanged"]
+    same = len(done["changes"]) - len(news)
+    end = f"{same} unchanged." + (" Dry run: nothing was kept." if done["dry_run"] else "")
+    if not news:
+        return end
+    rows = ((c["action"], c["kind"], c["name"]) for c in news)
+    return f"{session.out.table(('CHANGE', 'KIND', 'NAME'), rows)}\n{end}"
+
+
+def _read(file: str) -> dict[str, Any]:
+    from controller.catalog import CatalogError
+    from controller.catalog.reading import document_of, read_text
+
+    try:
+        if file == "-":
+            return document_of(sys.stdin.read(), "stdin")
+        return document_of(read_text(Path(file)), file)
+    except CatalogError as error:
+        raise Failure(str(error)) from None

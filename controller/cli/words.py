@@ -1,0 +1,57 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+def age(seconds: float | None) -> str:
+    """``12s``, ``5m``, ``3h``, ``2d``; ``-`` when unknown."""
+    if seconds is None:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def size(count: float | None) -> str:
+    """Bytes as ``1.5 GiB``; ``-`` when unknown."""
+    if count is None:
+        return "-"
+    for unit, length in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= length:
+            return f"{count / length:.1f} {unit}"
+    return f"{int(count)} B"
+
+
+def gigabytes(count: float | None) -> str:
+    """A figure that is in GiB already."""
+    return "-" if count is None else f"{count:g} GiB"
+
+
+def joined(items: Iterable[object] | None) -> str:
+    """``a, b``; ``-`` when there are none."""
+    return ", ".join(str(item) for item in items or []) or "-"
+
+
+def counts(by_word: Mapping[str, int]) -> str:
+    """``3 ready, 1 lost``; ``none`` when empty."""
+    return ", ".join(f"{n} {word}" for word, n in sorted(by_word.items())) or "none"
+
+
+def bar(used: int, total: int, width: int = 20) -> str:
+    """``[#####---------------]``; anything used shows, and only all used fills it."""
+    filled = 0 if total == 0 else used * width // total
+    if used:
+        filled = max(1, filled)
+    return f"[{'#' * filled}{'-' * (width - filled)}]"
+
+
+def on_nodes(replica: Mapping[str, Any]) -> str:
+    """``n1:[0 1] n2:[0 1]``."""
+    parts = (f"{s['node']}:[{' '.join(map(str, s['gpus']))}]" for s in replica.get("shards", []))
+    return " ".join(parts) or "-"
