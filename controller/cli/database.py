@@ -55,7 +55,7 @@ def status(session: Session) -> None:
 
 
 def _state(url: str) -> dict[str, Any]:
-    from sqlalchemy import create_engine, text
+    from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
     from sql import migrate, revisions
@@ -64,7 +64,7 @@ def _state(url: str) -> dict[str, Any]:
     engine = create_engine(target, poolclass=NullPool, connect_args={"connect_timeout": 10})
     with engine.connect() as connection:
         revision = migrate.current(connection)
-        version = connection.execute(text("select current_setting('server_version')")).scalar()
+        version = ".".join(str(part) for part in connection.dialect.server_version_info or ())
     head = revisions.head()
     if revision is None:
         state = "empty: run llmgwctl db upgrade"
