@@ -187,11 +187,10 @@ class Exchange:
     def on_failed(self, failure: Failure) -> None:
         """The attempt failed: another one where that is safe, else tell the client."""
         attempts = self._attempts
-        assert attempts is not None
+        if attempts is None:
+            return  # settled meanwhile
         assert attempts.target is not None
         attempts.up = None
-        if self._state is State.SETTLED:
-            return
         self._core.stats.fail_upstream(attempts.target.pool.key, failure.cause.value)
         try:
             if self._relay is not None:
@@ -219,23 +218,22 @@ class Exchange:
 
     def on_answer(self, head: Head | None, body: bytes, *, complete: bool) -> None:
         """More of the engine's answer: pass it on."""
+        attempts = self._attempts
+        if attempts is None:
+            return  # settled meanwhile
+        if complete:
+            attempts.up = None
         try:
-            self._pass_on(head, body, complete=complete)
+            if head is not None:
+                self._move(State.RELAYING)
+                self._relay = open_relay(head, self._wish(attempts), self._core.config.limits)
+            if self._relay is not None:
+                self._pass_on(self._relay, body, complete=complete)
         except Exception:
             self.abandon()
             raise
 
-    def _pass_on(self, head: Head | None, body: bytes, *, complete: bool) -> None:
-        attempts = self._attempts
-        assert attempts is not None
-        if head is not None:
-            self._move(State.RELAYING)
-            self._relay = open_relay(head, self._wish(attempts), self._core.config.limits)
-        relay = self._relay
-        if complete:
-            attempts.up = None
-        if relay is None:
-            return  # an interim answer only
+    def _pass_on(self, relay: PlainRelay | StreamRelay, body: bytes, *, complete: bool) -> None:
         out = b""
         if body:
             out = relay.feed(body)
@@ -362,6 +360,7 @@ class Exchange:
         stats.settle(name, http_status, outcome, seconds)
         if self._key is not None and route is not None and route.kind is Kind.INFER:
             core.usage.add(self._row(outcome, http_status, code, tokens, seconds))
+        self._attempts = None  # it points back here: without the cycle no collector is needed
 
     def _row(
         self, outcome: str, http_status: int, code: str | None, tokens: Tokens, seconds: float

@@ -27,10 +27,7 @@ class Route:
     kind: Kind
     methods: frozenset[bytes]
     argument: str = ""  # the last part of /v1/models/{id}
-
-    @property
-    def needs_key(self) -> bool:
-        return self.kind not in (Kind.HEALTH, Kind.READY)
+    needs_key: bool = True
 
 
 _READ = frozenset((b"GET", b"HEAD"))
@@ -40,8 +37,8 @@ _ROUTES = {
     b"/v1/completions": Route("completions", Kind.INFER, _POST),
     b"/v1/embeddings": Route("embeddings", Kind.INFER, _POST),
     b"/v1/models": Route("models", Kind.MODELS, _READ),
-    b"/healthz": Route("healthz", Kind.HEALTH, _READ),
-    b"/readyz": Route("readyz", Kind.READY, _READ),
+    b"/healthz": Route("healthz", Kind.HEALTH, _READ, needs_key=False),
+    b"/readyz": Route("readyz", Kind.READY, _READ, needs_key=False),
 }
 _MODEL_PREFIX = b"/v1/models/"
 

@@ -22,6 +22,7 @@ from controller.router.errors import draining
 from controller.router.listener import Listener, bind
 from controller.router.refresh import Refresher
 from controller.router.report import Reporter
+from controller.router.table import from_static
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -78,6 +79,7 @@ async def run_router(
     by name. `listen(on_hint, on_reconnect)` runs for ever and calls back on notifications.
     Raises OSError when the address cannot be bound, ValueError for a bad static endpoint.
     """
+    from_static(config.endpoints, config.aliases)  # a bad endpoint is told before anything starts
     sock = bind(config.host, config.port, config.backlog)
     async with trio.open_nursery() as nursery:
         if pool is None:  # nobody takes rows away: keep the last few for a look

@@ -60,6 +60,7 @@ class Scanner:
         """The bytes of all events that are complete now; empty when none is or it was dropped."""
         if (
             not self._pending
+            and data[:5] == b"data:"
             and data[-2:] == b"\n\n"
             and self._model is None
             and (b'"usage"' not in data or _USAGE_OBJECT.search(data) is None)

@@ -60,6 +60,15 @@ async def test_two_processes_may_share_the_port(house: House) -> None:
     other.close()
 
 
+async def test_bad_settings_are_told_at_start(house: House) -> None:
+    await house.start()
+    bad = StaticEndpoint("e", "https://h:1", ("m",))
+    with pytest.raises(ValueError, match="over http://"):
+        await run_router(RouterConfig("127.0.0.1", 0, endpoints=(bad,)))
+    with pytest.raises(OSError, match=r"cannot listen on 203\.0\.113\.1"):
+        await run_router(RouterConfig("203.0.113.1", 0))
+
+
 async def test_draining_has_an_end(house: House, quick: Any) -> None:
     from dataclasses import replace
 
