@@ -6,7 +6,9 @@ declare
 begin
     foreach r in array array['llmgw_owner', 'llmgw_controller', 'llmgw_agent', 'llmgw_read'] loop
         begin
-            execute format('create role %I nologin', r);
+            if to_regrole(r) is null then
+                execute format('create role %I nologin', r);
+            end if;
         exception
             when duplicate_object or unique_violation then null;  -- another installation was first
         end;
