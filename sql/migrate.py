@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
 from alembic import command
+from sql.revisions import head, revisions
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -42,21 +42,6 @@ def config() -> Config:
     return found
 
 
-def head() -> str:
-    """The newest revision that this program knows."""
-    found = ScriptDirectory.from_config(config()).get_current_head()
-    assert found is not None
-    return found
-
-
-def known(revision: str) -> bool:
-    """Whether this program has that revision; if not, the database is newer than we are."""
-    return any(
-        script.revision == revision
-        for script in ScriptDirectory.from_config(config()).walk_revisions()
-    )
-
-
 def current(connection: Connection) -> str | None:
     """The database's revision, or None when it is empty."""
     table = connection.execute(
@@ -80,7 +65,7 @@ def upgrade(url: str) -> str:
             text(f"select pg_advisory_xact_lock({MIGRATION_LOCK[0]}, {MIGRATION_LOCK[1]})")
         )
         revision = current(connection)
-        if revision is not None and not known(revision):
+        if revision is not None and revision not in revisions():
             return revision
         if revision == head() and _digest_applied(connection) == code_digest():
             return revision

@@ -54,6 +54,8 @@ class Seen:
     server_started_at: float
     change: int
     """Value of llmgw_core.change before anything was read."""
+    guard_s: float
+    """How long silence is not believed after a restart or a new leader."""
     notes: tuple[str, ...]
 
 
@@ -65,7 +67,8 @@ async def read(pool: Pool) -> Seen:
         assert clock is not None
         tables = {name: await connection.fetch(texts[name]) for name in TABLES}
     snapshot, notes = build(tables)
-    return Seen(snapshot, clock["now"], clock["started_at"], clock["change"], tuple(notes))
+    guard_s = next((row["value"] for row in tables["settings"] if row["name"] == "guard"), 60.0)
+    return Seen(snapshot, clock["now"], clock["started_at"], clock["change"], guard_s, tuple(notes))
 
 
 def build(tables: Mapping[str, Iterable[Row]]) -> tuple[Snapshot, list[str]]:
@@ -127,7 +130,10 @@ def settings(numbers: Mapping[str, float]) -> Settings:
         "drain_deadline_s": "drain_deadline",
         "silent_share_max": "silent_share_max",
     }
-    return Settings(**{field: numbers[name] for field, name in named.items() if name in numbers})
+    known: dict[str, Any] = {
+        field: numbers[name] for field, name in named.items() if name in numbers
+    }
+    return Settings(**known)
 
 
 def _gpu(row: Row) -> Gpu:

@@ -67,6 +67,7 @@ class StaticKey:
 class RouterConfig:
     """Everything one router process needs besides the database."""
 
+    id: str | None = None  # this process's life in llmgw_core.controller; None = a new one
     host: str = "0.0.0.0"  # noqa: S104 (the client port is public by purpose)
     port: int = 8080
     worker: int = 0  # index among the processes that share the port

@@ -27,7 +27,7 @@ class Reporter:
         self._core = core
         self._pool = pool
         self._queries = queries
-        self.router_id = str(uuid.uuid4())
+        self.router_id = core.config.id or str(uuid.uuid4())
 
     async def run(self) -> None:
         """Report for ever; errors of the database end this call (the supervisor restarts it)."""

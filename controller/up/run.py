@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from controller.catalog.apply import apply_file
-from controller.catalog.checks import CatalogError
+from controller.catalog.faults import CatalogError
 from controller.up import CannotStart, Options, ask, children, demo, readiness, weights
 from controller.up.database import LEFT_OVER, Database, prepare
 from controller.up.folder import Folder

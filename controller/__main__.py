@@ -1,0 +1,114 @@
+"""`llmgw-controller`: settings, then one of three roles."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import structlog
+import trio
+
+from controller import __version__
+from controller.app import LIFELINE, UNUSABLE, Supervisor, die_with_parent
+from controller.config import BadConfig, Settings, lifeline, load, runtime_dir, shown
+from controller.log import configure
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+log = structlog.get_logger()
+
+
+@click.command()
+@click.option("--config", "path", type=click.Path(path_type=Path), help="llmgw.toml to read.")
+@click.option("--role", type=click.Choice(["all", "control", "router"]), help="Processes to run.")
+@click.option("--listen", help="host:port for clients (default :8080).")
+@click.option("--admin-listen", help="host:port for the admin API (default 127.0.0.1:9090).")
+@click.option("--workers", type=int, help="Router processes on the client port (default 1).")
+@click.option("--endpoint", "endpoints", multiple=True, help="id=URL=model[,model], repeatable.")
+@click.option("--catalog", type=click.Path(path_type=Path), help="TOML applied at start, SIGHUP.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning"]))
+@click.option("--check-config", is_flag=True, help="Print the effective settings and exit.")
+@click.option("--worker", type=int, default=0, hidden=True)
+@click.version_option(__version__)
+def main(path: Path | None, check_config: bool, worker: int, **flags: Any) -> None:
+    """Route requests, place replicas and serve the admin API.
+
+    The database URL comes from LLMGW_DATABASE_URL or llmgw.toml: flags can be read by every user
+    of the machine. Without a database, --endpoint serves fixed replicas.
+    """
+    try:
+        settings = load(path, flags)
+    except BadConfig as error:
+        click.echo(f"llmgw-controller: {error}", err=True)
+        sys.exit(2)
+    if check_config:
+        click.echo(json.dumps(shown(settings), indent=2))
+        return
+    configure(settings.log_level, role=settings.role, pid=os.getpid())
+    sys.exit(_run(settings, worker))
+
+
+def _run(settings: Settings, worker: int) -> int:
+    runtime = runtime_dir(settings)
+    if settings.role == "all":
+        return trio.run(Supervisor(settings, _arguments(), runtime).run)
+    code = 0
+    try:
+        trio.run(_alone, settings, _role(settings, runtime, worker))
+    except* OSError as group:
+        click.echo(f"llmgw-controller: {_words(_first(group), settings)}", err=True)
+        code = UNUSABLE
+    return code
+
+
+def _role(settings: Settings, runtime: Path, worker: int) -> Callable[[], Awaitable[None]]:
+    """What a process of one role does; imported here, so that each loads only its own."""
+    if settings.role == "control":
+        from controller import control
+
+        return lambda: control.run(settings, runtime)
+    from controller import route
+
+    return lambda: route.run(settings, runtime, worker)
+
+
+async def _alone(settings: Settings, role: Callable[[], Awaitable[None]]) -> None:
+    descriptor = lifeline(LIFELINE)
+    async with trio.open_nursery() as nursery:
+        if descriptor is not None:
+            nursery.start_soon(die_with_parent, descriptor)
+        await role()
+        nursery.cancel_scope.cancel()
+    log.info("ended", role=settings.role)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _arguments() -> list[str]:
+    """Our own flags, which children get before their role."""
+    return sys.argv[1:]
+
+
+def _words(error: BaseException, settings: Settings) -> str:
+    number = getattr(error, "errno", None)
+    where = settings.listen if settings.role == "router" else settings.admin_listen
+    flag = "--listen" if settings.role == "router" else "--admin-listen"
+    if number == errno.EADDRINUSE:
+        return f"{where} is taken by another program; choose another with {flag} host:port"
+    if number == errno.EACCES:
+        return f"{where} may not be opened by this user; choose a port above 1023 with {flag}"
+    return f"{where} cannot be used: {error}"
+
+
+if __name__ == "__main__":
+    main()

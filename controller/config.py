@@ -1,0 +1,205 @@
+"""All settings of a controller: `llmgw.toml`, then LLMGW_* variables, then flags; later ones win.
+
+The only module of the controller's processes that looks at the environment. Secrets come from
+files or the environment, never from flags, which every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+
+from controller.catalog.faults import explain
+from controller.catalog.units import Seconds  # noqa: TC001 - pydantic reads it at run time
+from controller.router.config import StaticEndpoint
+from sql.settings import DatabaseSettings, url_from_environment
+
+PREFIX = "LLMGW_"
+SYSTEM_FILE = Path("/etc/llmgw/llmgw.toml")
+
+
+class BadConfig(Exception):
+    """A setting is wrong; the message names it, says where it came from and what is right."""
+
+
+class Key(BaseModel):
+    """A client key of static mode."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(min_length=1, description="name in logs and metrics")
+    secret: SecretStr = Field(description="what clients send")
+    models: tuple[str, ...] | None = Field(None, description="allowed models; absent = every one")
+
+
+class Timeouts(BaseModel):
+    """Deadlines of requests."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    connect: Seconds = Field(1.0, description="to open a connection to an engine")
+    headers: Seconds = Field(
+        600.0, description="a plain answer's headers come after its last token"
+    )
+    idle: Seconds = Field(300.0, description="between two bytes of an answer")
+    total: Seconds = Field(3600.0, description="of one request")
+
+
+class Settings(BaseModel):
+    """What one controller is told. Everything about the fleet comes from the database."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["all", "control", "router"] = Field("all", description="which processes to run")
+    workers: int = Field(1, ge=1, le=64, description="router processes that share the client port")
+    listen: str = Field("0.0.0.0:8080", description="host:port for clients")
+    admin_listen: str = Field("127.0.0.1:9090", description="host:port for API, pages and metrics")
+    admin_token_file: Path | None = Field(None, description="admin tokens, one a line")
+    admin_tls_cert: Path | None = Field(None, description="PEM chain for the admin port")
+    admin_tls_key: Path | None = Field(None, description="PEM key for the admin port")
+    insecure: bool = Field(False, description="allow an admin port off loopback without TLS")
+    database: DatabaseSettings | None = Field(None, description="absent: static mode")
+    migrate_url: SecretStr | None = Field(
+        None, description="who may upgrade the schema, when the database's own login may not"
+    )
+    catalog: Path | None = Field(None, description="applied at start and at SIGHUP")
+    endpoints: tuple[str, ...] = Field((), description="id=URL=model[,model]: fixed replicas")
+    keys: tuple[Key, ...] = Field((), description="client keys of static mode")
+    drain: Seconds = Field(30.0, description="running requests get this long at SIGTERM")
+    timeouts: Timeouts = Field(default_factory=lambda: Timeouts.model_validate({}))
+    log_level: Literal["debug", "info", "warning"] = "info"
+    runtime_dir: Path | None = Field(None, description="sockets between our processes")
+
+    @field_validator("listen", "admin_listen")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host_port(value)
+        return value
+
+    @field_validator("endpoints")
+    @classmethod
+    def _endpoints(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            endpoint(value)
+        return values
+
+
+def host_port(value: str) -> tuple[str, int]:
+    """`host:port`, `:port` or `[v6]:port`; ValueError for anything else."""
+    host, _, port = value.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise ValueError(f'{value!r} is not host:port, as "0.0.0.0:8080" or ":8080"')
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - ":8080" means every address
+
+
+def endpoint(text: str) -> StaticEndpoint:
+    """`id=URL=model[,model]`; ValueError for anything else."""
+    name, _, rest = text.partition("=")
+    url, _, models = rest.rpartition("=")
+    if not (name and url.startswith("http://") and models):
+        raise ValueError(f"{text!r} is not id=URL=model[,model], as a=http://10.0.0.7:8000=llama")
+    return StaticEndpoint(name, url, tuple(model for model in models.split(",") if model))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load(path: Path | None, flags: dict[str, Any]) -> Settings:
+    """Settings from file, environment and flags (None = not given); raises BadConfig."""
+    document = _from_file(path)
+    document |= _from_environment()
+    document |= {name: value for name, value in flags.items() if value not in (None, ())}
+    url = url_from_environment()
+    if url is not None:
+        document["database"] = {**document.get("database", {}), "url": url}
+    try:
+        settings = Settings.model_validate(document)
+    except ValidationError as error:
+        raise BadConfig(explain(error, Settings, document)) from None
+    _judge(settings)
+    return settings
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    found = path or (SYSTEM_FILE if SYSTEM_FILE.exists() else None)
+    if found is None:
+        return {}
+    try:
+        return tomllib.loads(found.read_text())
+    except OSError as error:
+        raise BadConfig(f"the configuration {found} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(f"the configuration {found} is no TOML: {error}") from None
+
+
+def _from_environment() -> dict[str, Any]:
+    simple = {
+        name for name, field in Settings.model_fields.items()
+        if name not in ("database", "endpoints", "keys", "timeouts")
+    }  # fmt: skip
+    return {
+        name: os.environ[PREFIX + name.upper()]
+        for name in simple
+        if PREFIX + name.upper() in os.environ
+    }
+
+
+def _judge(settings: Settings) -> None:
+    """What is right field by field and wrong together."""
+    if settings.database is None and not settings.endpoints:
+        raise BadConfig(
+            "nothing to serve: name a database (LLMGW_DATABASE_URL or [database] url) or "
+            "fixed replicas (--endpoint id=URL=model)"
+        )
+    host, _ = host_port(settings.admin_listen)
+    if settings.role != "router" and not is_loopback(host):
+        if settings.admin_token_file is None:
+            raise BadConfig(
+                f"admin_listen {settings.admin_listen} can be reached from other machines: set "
+                "admin_token_file, or listen on 127.0.0.1"
+            )
+        if settings.admin_tls_cert is None and not settings.insecure:
+            raise BadConfig(
+                f"admin_listen {settings.admin_listen} would send tokens in clear text: set "
+                "admin_tls_cert and admin_tls_key, or insecure = true behind a proxy that does TLS"
+            )
+
+
+def shown(settings: Settings) -> dict[str, Any]:
+    """The effective settings with secrets hidden."""
+    document = settings.model_dump(mode="json", exclude_none=True)
+    if settings.database is not None:
+        document["database"]["url"] = "**********"
+    return document
+
+
+def runtime_dir(settings: Settings) -> Path:
+    """A private folder for sockets; made when it is not set or missing."""
+    if settings.runtime_dir is None:
+        return Path(tempfile.mkdtemp(prefix="llmgw-"))
+    settings.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return settings.runtime_dir
+
+
+def child_environment(runtime: Path) -> dict[str, str]:
+    """What our own child processes inherit."""
+    return {**os.environ, "LLMGW_RUNTIME_DIR": str(runtime)}
+
+
+def lifeline(name: str) -> int | None:
+    """The descriptor that closes when our supervisor dies; None when nobody supervises us."""
+    found = os.environ.get(name)
+    return None if found is None else int(found)

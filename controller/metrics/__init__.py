@@ -1,0 +1,1 @@
+"""Every Prometheus name of llmgw: `page.render` makes `/metrics`."""

@@ -1,0 +1,80 @@
+"""The router process: settings in, the reactor of controller/router run until SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import TYPE_CHECKING
+
+from controller import __version__
+from controller.config import endpoint, host_port
+from controller.router.config import RouterConfig, StaticKey, Timeouts
+from controller.router.server import run_router
+from sql import queries
+from sql.listen import listen
+from sql.pool import open_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from controller.config import Settings
+    from sql.pool import Pool
+
+POOL_SIZE = 2
+"""Refresh and report: a router asks the database for nothing else."""
+
+
+def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> RouterConfig:
+    """What one router process is told."""
+    host, port = host_port(settings.listen)
+    limits = settings.timeouts
+    keys = (StaticKey(k.id, k.secret.get_secret_value(), k.models) for k in settings.keys)
+    return RouterConfig(
+        id=name,
+        host=host,
+        port=port,
+        worker=worker,
+        stats_socket=str(runtime / f"router-{worker}.sock"),
+        endpoints=tuple(endpoint(text) for text in settings.endpoints),
+        keys=tuple(keys),
+        timeouts=Timeouts(
+            connect_s=limits.connect,
+            headers_s=limits.headers,
+            idle_s=limits.idle,
+            total_s=limits.total,
+            drain_s=settings.drain,
+        ),
+    )
+
+
+async def run(settings: Settings, runtime: Path, worker: int) -> None:
+    """Route until SIGTERM. Raises OSError when the client port cannot be had."""
+    name = uuid.uuid4()
+    config = router_config(settings, runtime, worker, str(name))
+    if settings.database is None:
+        await run_router(config)
+        return
+    database = settings.database.model_copy(update={"pool_size": POOL_SIZE})
+    async with open_pool(database, "llmgw router") as pool:
+
+        async def listening(on_hint: Callable[[str], None], on_connect: Callable[[], None]) -> None:
+            number = await _join(pool, name)
+
+            async def connected() -> None:
+                on_connect()
+
+            await listen(
+                database, on_hint, connected, presence=number, application="llmgw router listen"
+            )
+
+        await run_router(config, pool, queries("router"), listening)
+
+
+async def _join(pool: Pool, name: uuid.UUID) -> int:
+    """Register this process; raises sql.errors, and the router's supervisor tries again."""
+    number: int = await pool.fetchval(
+        queries("control")["join"], name, "router", socket.gethostname(), os.getpid(), __version__
+    )
+    return number
