@@ -63,7 +63,7 @@ class StaticKey:
     models: tuple[str, ...] | None = None  # None = every model
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """Everything one router process needs besides the database."""
 

@@ -64,9 +64,9 @@ async def test_bad_settings_are_told_at_start(house: House) -> None:
     await house.start()
     bad = StaticEndpoint("e", "https://h:1", ("m",))
     with pytest.raises(ValueError, match="over http://"):
-        await run_router(RouterConfig("127.0.0.1", 0, endpoints=(bad,)))
+        await run_router(RouterConfig(host="127.0.0.1", port=0, endpoints=(bad,)))
     with pytest.raises(OSError, match=r"cannot listen on 203\.0\.113\.1"):
-        await run_router(RouterConfig("203.0.113.1", 0))
+        await run_router(RouterConfig(host="203.0.113.1", port=0))
 
 
 async def test_draining_has_an_end(house: House, quick: Any) -> None:
@@ -86,7 +86,9 @@ async def test_draining_has_an_end(house: House, quick: Any) -> None:
 
 
 async def test_sigterm_drains_and_returns(nursery: trio.Nursery, engine: FakeEngine) -> None:
-    config = RouterConfig("127.0.0.1", 0, endpoints=(StaticEndpoint("e", engine.url, ("m",)),))
+    config = RouterConfig(
+        host="127.0.0.1", port=0, endpoints=(StaticEndpoint("e", engine.url, ("m",)),)
+    )
     running = await nursery.start(run_router, config)
     wire = await Wire.open(running.port)
     assert (await wire.get("/v1/models", key=None)).status == 200  # no keys: open to all
@@ -163,8 +165,8 @@ async def start_on(shelf: Shelf, nursery: trio.Nursery, **times: float) -> tuple
         await trio.sleep_forever()
 
     config = RouterConfig(
-        "127.0.0.1",
-        0,
+        host="127.0.0.1",
+        port=0,
         handle_signals=False,
         timeouts=Timeouts(**{"refresh_s": 30.0, "flush_s": 0.02, **times}),
     )
@@ -249,7 +251,7 @@ async def test_not_ready_until_the_table_was_read(
 ) -> None:
     shelf = Shelf(engine)
     shelf.away = True
-    config = RouterConfig("127.0.0.1", 0, handle_signals=False)
+    config = RouterConfig(host="127.0.0.1", port=0, handle_signals=False)
     running = await nursery.start(run_router, config, shelf, QUERIES)
     wire = await Wire.open(running.port)
     answer = await wire.get("/readyz", key=None)
