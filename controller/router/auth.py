@@ -61,12 +61,18 @@ class Keys:
         key = self._by_hash.get(sha256(authorization[7:].strip()).digest())
         if key is None or key.expires_at is None:
             return key
-        return key if self._before(key.expires_at) else None
+        now = self.now()
+        # An expiry that cannot be judged counts as passed.
+        return key if now is not None and now < key.expires_at else None
 
-    def _before(self, moment: float) -> bool:
-        # An expiry that cannot be judged (no clock seen yet) counts as passed.
+    def database_time(self, moment: float) -> float | None:
+        """A moment of the monotonic clock in unix seconds of the database's; None while unknown."""
+        return None if self._clock_offset is None else moment + self._clock_offset
+
+    def now(self) -> float | None:
+        """Unix seconds by the database's clock; None before it was seen."""
         offset = self._clock_offset
-        return offset is not None and time.monotonic() + offset < moment
+        return None if offset is None else time.monotonic() + offset
 
 
 def static_keys(keys: Iterable[StaticKey]) -> dict[bytes, Key]:

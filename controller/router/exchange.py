@@ -370,6 +370,7 @@ class Exchange:
         assert self._route is not None
         asked, attempts = self._asked, self._attempts
         target = None if attempts is None else attempts.target
+        now = time.monotonic()
         first = self._first_byte if asked is not None and asked.stream else None
         return UsageRow(
             self.row_id,
@@ -387,5 +388,6 @@ class Exchange:
             0 if attempts is None else attempts.count,
             code,
             self.request_id,
-            time.monotonic(),
+            now,
+            self._core.keys.database_time(now),
         )

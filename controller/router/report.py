@@ -40,8 +40,7 @@ class Reporter:
         """Write all waiting rows; returns how many."""
         written = 0
         while rows := self._core.usage.batch(BATCH_ROWS):
-            now = time.monotonic()
-            documents = [row.as_json(now) for row in rows]
+            documents = [row.as_json() for row in rows]
             await self._pool.fetchval(self._queries["usage_flush"], documents)
             self._core.usage.written(rows)
             written += len(rows)

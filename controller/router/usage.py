@@ -33,8 +33,9 @@ class UsageRow(NamedTuple):
     error_code: str | None
     request_id: bytes
     ended: float  # monotonic
+    at: float | None  # unix seconds of the database's clock; fixed, so a repeat is the same row
 
-    def as_json(self, now: float) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The row as `usage_flush` takes it: unknown fields are absent."""
         text = f"{self.id:032x}"
         row = {
@@ -55,7 +56,7 @@ class UsageRow(NamedTuple):
             "attempts": self.attempts,
             "error_code": self.error_code,
             "request_id": self.request_id.decode(),
-            "age_ms": int((now - self.ended) * 1000),
+            "at": self.at,
         }
         return {name: value for name, value in row.items() if value is not None}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -83,8 +82,7 @@ class House:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        now = time.monotonic()
-        return [row.as_json(now) for row in self.core.usage.batch(10_000)]
+        return [row.as_json() for row in self.core.usage.batch(10_000)]
 
     async def row(self, number: int = 0) -> dict[str, Any]:
         await until(lambda: len(self.core.usage) > number)
