@@ -71,8 +71,7 @@ class Keys:
 
     def now(self) -> float | None:
         """Unix seconds by the database's clock; None before it was seen."""
-        offset = self._clock_offset
-        return None if offset is None else time.monotonic() + offset
+        return self.database_time(time.monotonic())
 
 
 def static_keys(keys: Iterable[StaticKey]) -> dict[bytes, Key]:

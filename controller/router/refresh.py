@@ -62,21 +62,35 @@ class Refresher:
 
     async def refresh(self) -> None:
         """One full read, then one swap."""
+        if self._pool is None:
+            await self.configured()
+        else:
+            await self._read(self._pool)
+        self._core.table_loaded_at = time.monotonic()
+
+    async def configured(self) -> None:
+        """Take over what the configuration names; it serves while the database is away."""
         config = self._core.config
-        table = from_static(config.endpoints, config.aliases)
-        keys: dict[bytes, Key] = static_keys(config.keys)
-        now = None
-        if self._pool is not None:
-            now = float(await self._pool.fetchval(self._queries["route_now"]))
-            rows = await self._pool.fetch(self._queries["route_keys"])
-            models = await self._pool.fetch(self._queries["route_models"])
-            replicas = await self._pool.fetch(self._queries["route_replicas"])
-            keys.update(keys_from_rows(rows))
-            table = merged(from_rows(models, replicas), table)
-        self._core.keys.replace(keys, now)
+        await self._install(
+            from_static(config.endpoints, config.aliases), static_keys(config.keys), None
+        )
+
+    async def _read(self, pool: Pool) -> None:
+        config = self._core.config
+        now = float(await pool.fetchval(self._queries["route_now"]))
+        rows = await pool.fetch(self._queries["route_keys"])
+        models = await pool.fetch(self._queries["route_models"])
+        replicas = await pool.fetch(self._queries["route_replicas"])
+        static = from_static(config.endpoints, config.aliases)
+        keys = {**static_keys(config.keys), **keys_from_rows(rows)}
+        await self._install(merged(from_rows(models, replicas), static), keys, now)
+
+    async def _install(
+        self, table: RouteTable, keys: dict[bytes, Key], database_now: float | None
+    ) -> None:
+        self._core.keys.replace(keys, database_now)
         await self._resolve(table)
         self._core.fleet.swap(table, self._addresses)
-        self._core.table_loaded_at = time.monotonic()
 
     async def _resolve(self, table: RouteTable) -> None:
         """Addresses of all endpoints; names are looked up here, never on the request's way."""

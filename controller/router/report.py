@@ -39,6 +39,10 @@ class Reporter:
     async def flush(self) -> int:
         """Write all waiting rows; returns how many."""
         written = 0
+        offset = self._core.keys.database_time(0.0)
+        if offset is None:
+            return 0  # rows need the database's time, and it was not reached yet
+        self._core.usage.date(offset)
         while rows := self._core.usage.batch(BATCH_ROWS):
             documents = [row.as_json() for row in rows]
             await self._pool.fetchval(self._queries["usage_flush"], documents)

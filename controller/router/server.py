@@ -109,8 +109,7 @@ async def _serve(
     core.keys.open_to_all = pool is None and not config.keys
     if core.keys.open_to_all:
         log.warning("no database and no keys: everybody may use this router")
-    if pool is None:
-        await refresher.refresh()
+    await (refresher.refresh() if pool is None else refresher.configured())
     running = Running(core, listener)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(core.reactor.run)

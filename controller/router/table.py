@@ -95,6 +95,7 @@ def from_rows(
                 row["name"],
                 tuple(row["aliases"] or ()),
                 tuple(row["fallbacks"] or ()),
+                None if row.get("created_at") is None else int(row["created_at"]),
                 replicas=tuple(by_model.get(row["name"], ())),
             )
             for row in models

@@ -83,6 +83,14 @@ class UsageLog:
         """The oldest rows; they stay until `written` says that they are safe."""
         return list(islice(self._rows, limit))
 
+    def date(self, clock_offset: float) -> None:
+        """Give a time to rows that ended before the database's clock was known (in `ended`'s
+        seconds plus `clock_offset`); one row without would fail every batch it is in."""
+        for number, row in enumerate(self._rows):
+            if row.at is not None:
+                return  # so have all that came later
+            self._rows[number] = row._replace(at=row.ended + clock_offset)
+
     def written(self, rows: list[UsageRow]) -> None:
         """Forget rows that are safe; ids make writing a row twice harmless, losing it not."""
         safe = {row.id for row in rows}

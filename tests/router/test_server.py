@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from controller.router import RouterConfig, StaticEndpoint, Timeouts, run_router
+from controller.router import RouterConfig, StaticEndpoint, StaticKey, Timeouts, run_router
 from controller.router.server import supervise
 from tests.router.conftest import House
 from tests.router.wire import Wire, until
@@ -243,6 +243,28 @@ async def test_the_last_good_table_serves_while_the_database_is_away(
     shelf.away = False
     await until(lambda: len(shelf.written) == 3)
     assert len({row["id"] for row in shelf.written}) == 3
+    running.stop()
+
+
+async def test_rows_from_before_the_first_contact_get_a_time(
+    nursery: trio.Nursery, engine: FakeEngine
+) -> None:
+    shelf = Shelf(engine)
+    shelf.away = True
+    config = RouterConfig(
+        host="127.0.0.1",
+        port=0,
+        handle_signals=False,
+        keys=(StaticKey("k", "sk-test"),),
+        endpoints=(StaticEndpoint("e", engine.url, ("m",)),),
+        timeouts=Timeouts(flush_s=0.02),
+    )
+    running = await nursery.start(run_router, config, shelf, QUERIES)
+    assert await ask(running.port) == 200  # configured keys and endpoints need no database
+    assert running.core.usage.batch(1)[0].at is None
+    shelf.away = False
+    await until(lambda: shelf.written)
+    assert 990 < shelf.written[0]["at"] < 1010
     running.stop()
 
 

@@ -1,0 +1,91 @@
+"""The router on a real Postgres: its queries, its rows, a key revoked."""
+
+from __future__ import annotations
+
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from controller.router import RouterConfig, Timeouts, run_router
+from sql import queries
+from tests.router.wire import Wire, until
+
+if TYPE_CHECKING:
+    import trio
+
+    from sql.pool import Pool
+    from tests.conftest import Database
+    from tests.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.slow
+
+
+def prepare(database: Database, url: str) -> int:
+    """One model with one ready replica and one key; returns the replica's id."""
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute(
+            "insert into llmgw_core.model"
+            " (name, source, min_replicas, max_replicas, origin, updated_by)"
+            " values ('m', 'file:/m', 1, 1, 'api', 'test')"
+        )
+        row = connection.execute(
+            "insert into llmgw_core.replica (model, state, endpoint, term)"
+            " values ('m', 'pending', %s, 1) returning id",
+            (url,),
+        ).fetchone()
+        for state in ("starting", "ready"):
+            connection.execute("update llmgw_core.replica set state = %s", (state,))
+        connection.execute(
+            "insert into llmgw_core.api_key (id, hash, name, created_by)"
+            " values ('abcdef', %s, 'test', 'test')",
+            (sha256(b"sk-db").digest(),),
+        )
+    assert row is not None
+    return int(row[0])
+
+
+def look(database: Database, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        return connection.execute(query).fetchall()  # type: ignore[arg-type]
+
+
+async def test_requests_are_routed_and_recorded_by_the_database(
+    nursery: trio.Nursery, database: Database, pool: Pool, engine: FakeEngine
+) -> None:
+    replica = prepare(database, engine.url)
+    config = RouterConfig(
+        host="127.0.0.1",
+        port=0,
+        handle_signals=False,
+        timeouts=Timeouts(refresh_s=0.05, flush_s=0.02),
+    )
+    running = await nursery.start(run_router, config, pool, queries("router"))
+    await until(lambda: running.core.table_loaded_at)
+    wire = await Wire.open(running.port)
+    for stream in (False, True):
+        await wire.post("/v1/chat/completions", {"model": "m", "stream": stream}, key="sk-db")
+        assert (await wire.answer()).status == 200
+    models = await wire.get("/v1/models", key="sk-db")
+    assert models.json["data"][0]["created"] > 1_600_000_000
+    await until(lambda: not len(running.core.usage))
+    rows = look(
+        database,
+        "select key_id, model, replica_id, endpoint, status, http_status, stream, prompt_tokens,"
+        " completion_tokens, attempts, abs(extract(epoch from clock_timestamp() - at)) < 30"
+        " from llmgw_core.usage_event order by stream",
+    )
+    expected = ("abcdef", "m", replica, "chat.completions", "ok", 200)
+    assert rows == [(*expected, False, 7, 3, 1, True), (*expected, True, 7, 3, 1, True)]
+    used = partial(look, database, "select in_flight, last_used_at from llmgw_core.router_use")
+    await until(lambda: used() and used()[0][1] is not None)
+    assert used()[0][0] == 0
+
+    look(database, "update llmgw_core.api_key set revoked_at = clock_timestamp() returning 1")
+    await until(lambda: running.core.keys.find(b"Bearer sk-db") is None)
+    assert (await wire.get("/v1/models", key="sk-db")).status == 401
+    wire.close()
+    running.stop()
+    await until(lambda: not running.core.clients)
