@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from controller.catalog.checks import CatalogError
+from controller.catalog.faults import CatalogError
 from sql import errors as database
 
 RETRY_AFTER_S: Final = 2

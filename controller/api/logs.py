@@ -95,6 +95,6 @@ async def _follow(
                 raise
             yield _event({"error": known.message}, "error")
             return
-        if text:
-            yield _event({"text": text, "offset": offset})
+        # A comment keeps clients and proxies from taking a quiet log for a dead connection.
+        yield _event({"text": text, "offset": offset}) if text else b": quiet\n\n"
     yield _event({"error": "followed for an hour: ask again to go on"}, "error")

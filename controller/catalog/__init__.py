@@ -8,8 +8,8 @@ SIGHUP and by `llmgwctl up`.
 from __future__ import annotations
 
 from controller.catalog.apply import Change, apply, apply_file
-from controller.catalog.checks import CatalogError
 from controller.catalog.definition import Catalog, Model, Pool
+from controller.catalog.faults import CatalogError
 from controller.catalog.profile import Profile, fingerprint
 from controller.catalog.reading import parse, read_file
 

@@ -8,16 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from controller.catalog.faults import nearest
+from controller.catalog.faults import CatalogError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from controller.catalog.definition import Catalog, Model
-
-
-class CatalogError(ValueError):
-    """A definition that cannot stand; the message names object, fault and next step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,10 @@ MOST: Final = 5
 _SINGULAR: Final = {"models": "model", "profiles": "profile", "pools": "pool", "aliases": "alias"}
 
 
+class CatalogError(ValueError):
+    """A definition that cannot stand; the message names object, fault and next step."""
+
+
 def explain(error: ValidationError, form: type[BaseModel], document: Any) -> str:
     """One sentence per fault, at most five, then how many more there are."""
     found = error.errors(include_url=False)
@@ -43,7 +47,7 @@ def _line(fault: ErrorDetails, form: type[BaseModel], document: Any) -> str:
     last = where[-1] if where else None
     unnamed = fault["type"] in ("extra_forbidden", "missing")
     objects = _objects(where[:-1] if unnamed or isinstance(last, str) else where, document)
-    if not unnamed and isinstance(last, str) and last not in _SINGULAR and last != "[key]":
+    if not unnamed and isinstance(last, str) and last != "[key]":
         message = f"{last}: {message}"
     return f"{objects}: {message}" if objects else message
 
@@ -75,7 +79,10 @@ def _objects(where: Sequence[int | str], document: Any) -> str:
         if isinstance(step, int):
             name = here.get("name") if isinstance(here, dict) else None
             named = name if isinstance(name, str) else f"number {step + 1}"
-            parts.append(f"{_SINGULAR.get(kind, kind)} {named}")
+            if kind in _SINGULAR:
+                parts.append(f"{_SINGULAR[kind]} {named}")
+            else:
+                parts[-1:] = [f"{kind} {named}"]
         elif kind == "pools":
             parts.append(f"pool {step}")
             kind = ""

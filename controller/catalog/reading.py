@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pydantic import ValidationError
 
-from controller.catalog.checks import CatalogError
 from controller.catalog.definition import Catalog
-from controller.catalog.faults import explain
+from controller.catalog.faults import CatalogError, explain
 
 if TYPE_CHECKING:
     from pathlib import Path

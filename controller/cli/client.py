@@ -105,6 +105,8 @@ class Client:
                         raise TimeoutError
                     if len(raw) > MOST_BYTES:
                         raise Failure(f"{self.server} answered over {MOST_BYTES >> 20} MiB")
+                if answer.length:  # read(n) takes a cut answer for a whole one
+                    raise http.client.IncompleteRead(raw[:0], answer.length)
             finally:
                 connection.close()
         self._good(answer.status, raw)
@@ -129,8 +131,12 @@ class Client:
             headers["Authorization"] = f"Bearer {self.token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection.request(verb, target, None if body is None else orjson.dumps(body), headers)
-        return connection, connection.getresponse()
+        try:
+            connection.request(verb, target, None if body is None else orjson.dumps(body), headers)
+            return connection, connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
 
     def _good(self, status: int, raw: bytes) -> None:
         if status < 300:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -14,23 +15,41 @@ if TYPE_CHECKING:
     from controller.cli.session import Session
 
 SEARCH_PATH = "llmgw,llmgw_core"
+CONFIG = "controller.cli.database.config"
 
 
 @click.group()
-def db() -> None:
-    """Upgrade the database, show its state, or open psql on it. Reads LLMGW_DATABASE_URL."""
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The controller's llmgw.toml. [LLMGW_DATABASE_URL, else /etc/llmgw/llmgw.toml]",
+)
+@click.pass_context
+def db(ctx: click.Context, config: Path | None) -> None:
+    """Upgrade the database, show its state, or open psql on it."""
+    ctx.meta[CONFIG] = config
 
 
-def _url() -> str:
+def _url(*, migrating: bool = False) -> str:
+    """The database of the given file, of the environment or of the system's file."""
+    from controller.config import BadConfig, load
     from sql.settings import URL_VARIABLE, url_from_environment
 
+    path = click.get_current_context().meta[CONFIG]
     found = url_from_environment()
-    if not found:
+    if path is None and found:
+        return found
+    try:
+        settings = load(path, {})
+    except BadConfig as error:
         raise Failure(
-            f"no database is named: set {URL_VARIABLE}=postgresql://user:password@host/database "
-            "(never as an argument, which every user of the machine can read)"
-        )
-    return found
+            f"no database is named ({error}): set {URL_VARIABLE}=postgresql://user:password@host/"
+            "database (never an argument, which every user of the machine can read)"
+        ) from None
+    if settings.database is None:
+        raise Failure("the configuration names no database: set [database] url")
+    owner = settings.migrate_url if migrating else None
+    return (owner or settings.database.url).get_secret_value()
 
 
 @db.command()
@@ -39,7 +58,8 @@ def upgrade(session: Session) -> None:
     """Bring the database to this program's schema; safe while others do the same."""
     from sql import migrate, revisions
 
-    revision = _asked(lambda: migrate.upgrade(_url()))
+    url = _url(migrating=True)
+    revision = _asked(lambda: migrate.upgrade(url))
     newer = revision not in revisions.revisions()
     state = "newer than this program, left alone" if newer else "up to date"
     document = {"revision": revision, "state": state}
@@ -50,7 +70,8 @@ def upgrade(session: Session) -> None:
 @click.pass_obj
 def status(session: Session) -> None:
     """Show the schema's revision and the server's version."""
-    found = _asked(lambda: _state(_url()))
+    url = _url()
+    found = _asked(lambda: _state(url))
     session.out.show(found, lambda: "\n".join(f"{name}: {value}" for name, value in found.items()))
 
 

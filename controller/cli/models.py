@@ -11,6 +11,7 @@ import click
 from controller.cli.client import part
 from controller.cli.failures import Failure
 from controller.cli.node import Duration
+from controller.cli.output import lines
 from controller.cli.words import age, joined
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _applied(session: Session, done: dict[str, Any]) -> str:
     if not news:
         return end
     rows = ((c["action"], c["kind"], c["name"]) for c in news)
-    return f"{session.out.table(('CHANGE', 'KIND', 'NAME'), rows)}\n{end}"
+    return lines(session.out.table(("CHANGE", "KIND", "NAME"), rows), end)
 
 
 def _read(file: str) -> dict[str, Any]:

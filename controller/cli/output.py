@@ -38,6 +38,12 @@ _WIDTH = 100_000
 """Lines are never folded or cut: whoever reads a pipe needs whole ids, and terminals fold."""
 
 
+class Made(str):
+    """Text whose control characters are ours: the colours of a table."""
+
+    __slots__ = ()
+
+
 class Output:
     """Where one command's answer goes."""
 
@@ -52,7 +58,7 @@ class Output:
             self.emitted = True
             self.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
         else:
-            said = text()
+            said = lines(text())
             self.write(said if said.endswith("\n") else said + "\n")
 
     def write(self, text: str) -> None:
@@ -73,7 +79,7 @@ class Output:
         terminal = self._stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         return terminal and not os.environ.get("NO_COLOR")
 
-    def table(self, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    def table(self, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Made:
         """Aligned columns; None is ``-``, states are coloured on a terminal."""
         from rich.console import Console
         from rich.table import Table
@@ -90,7 +96,7 @@ class Output:
         )  # fmt: skip
         with console.capture() as captured:
             console.print(made)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+        return Made("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def note(text: str) -> None:
@@ -107,9 +113,9 @@ def plain(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text)
 
 
-def lines(*parts: str) -> str:
-    """Paragraphs joined; empty ones left out."""
-    return "\n".join(part for part in parts if part)
+def lines(*parts: str) -> Made:
+    """Paragraphs joined, without foreign control characters; empty ones left out."""
+    return Made("\n".join(p if isinstance(p, Made) else plain(p) for p in parts if p))
 
 
 def _cell(value: object) -> Text:

@@ -142,4 +142,35 @@ def without_ages(value: Any) -> Any:
     ages = ("last_seen_ago", "age_seconds", "idle_seconds")
     if isinstance(value, dict):
         return {k: without_ages(v) for k, v in value.items() if k not in ages}
+    if isinstance(value, str) and value.startswith("silent for"):
+        return "silent"
     return [without_ages(v) for v in value] if isinstance(value, list) else value
+
+
+SECRET = "s" * 40
+LINES = "one\ntwo\n"
+
+
+class Agent:
+    """The node's side: enrolled as n1, answers what it is asked."""
+
+    def __init__(self, pool):
+        self.pool = pool
+        self.asked = []
+        self.log = LINES
+
+    async def enroll(self, token):
+        """Exchange the token for the secret."""
+        await self.pool.fetchval("select agent.enroll($1, 'n1', $2)", token, SECRET)
+
+    async def run(self):
+        """Sync and answer until cancelled."""
+        report = {"boot": "11111111-1111-1111-1111-111111111111", "applied_gen": 0}
+        while True:
+            row = await self.pool.fetchrow("select * from agent.sync($1, 0, $2)", SECRET, report)
+            for ask in row["asks"]:
+                self.asked.append(ask)
+                start = ask.get("from_offset", 0)
+                text, end = self.log[start:], len(self.log)
+                await self.pool.fetchval("select agent.report_log($1, $2, $3, $4)", SECRET, ask["id"], text, end)
+            await trio.sleep(0.05)
