@@ -55,6 +55,7 @@ def test_first_run_then_second_on_the_same_data(up: Up) -> None:
     assert up.key == key
     streams_by_sdk(up)
     nodes_are_the_same_in_psql(up)
+    usage_is_written(up)
     assert up.stop() == 0
     stops = [line for line in up.err if re.search(r"stopping the|all stopped", line)]
     assert [re.search(r"controller|agent|all", line)[0] for line in stops] == [
@@ -81,6 +82,18 @@ def streams_by_sdk(up: Up) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert {c.model for c in chunks} == {"tiny"}
     assert chunks[-1].usage.completion_tokens <= 12
+
+
+def usage_is_written(up: Up) -> None:
+    """The SDK's request, with the engine's own token counts."""
+    query = (
+        "select model_asked, model, status, completion_tokens from llmgw.usage_recent"
+        " where completion_tokens <= 12 and completion_tokens > 0"
+    )
+    with up.postgres() as connection:
+        connection.autocommit = True
+        up.wait_for(lambda: connection.execute(query).fetchone() is not None, 10)
+        assert connection.execute(query).fetchone()[:3] == ("tiny", "tiny-test", "ok")
 
 
 def nodes_are_the_same_in_psql(up: Up) -> None:
