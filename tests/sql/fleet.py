@@ -1,4 +1,4 @@
-"""Builds small fleets in a test's database through the same functions that agents and controllers call.
+"""Builds small fleets in a test's database by the functions that agents and controllers call.
 
 Synchronous (psycopg); other tests may import it: ``with open_fleet(database) as fleet: ...``.
 """
@@ -13,23 +13,32 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import psycopg
-
     from tests.conftest import Database
 
 GIB = 1024
 HOST: dict[str, Any] = {
-    "hostname": "host", "mgmt_addr": "10.0.0.1", "os": "Debian 12", "arch": "x86_64",
-    "cpu_flags": ["avx2"], "cpus_host": 16, "cpus_effective": 16.0, "memory_host_mib": 64 * GIB,
-    "memory_effective_mib": 64 * GIB, "memory_available_mib": 60 * GIB, "labels": {"rack": "r1"},
-    "agent_version": "0.1.0", "ports": [20000, 20099], "warnings": [],
-}  # fmt: skip
+    "hostname": "host",
+    "mgmt_addr": "10.0.0.1",
+    "os": "Debian 12",
+    "arch": "x86_64",
+    "cpu_flags": ["avx2"],
+    "cpus_host": 16,
+    "cpus_effective": 16.0,
+    "memory_host_mib": 64 * GIB,
+    "memory_effective_mib": 64 * GIB,
+    "memory_available_mib": 60 * GIB,
+    "labels": {"rack": "r1"},
+    "agent_version": "0.1.0",
+    "ports": [20000, 20099],
+    "warnings": [],
+}
 PROFILE: dict[str, Any] = {"name": "p", "engine": "llamacpp", "fingerprint": "f1"}
 SPEC: dict[str, Any] = {"engine": "llamacpp", "source": "file:/m.gguf", "args": [], "env": {}}
 
@@ -83,7 +92,7 @@ class Fleet:
         return made
 
     def enrol(self, name: str, token: str | None = None) -> Node:
-        """Enrols a node with a token bound to it, or the given one; it has not said anything yet."""
+        """Enrols a node with a token bound to it, or the given one; it said nothing yet."""
         secret = secrets.token_urlsafe(32)
         given = token or self.token(name)
         self.agent.execute("select agent.enroll(%s, %s, %s)", (given, name, secret))
@@ -134,9 +143,15 @@ class Fleet:
     def model(self, name: str, *profiles: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Adds a model (default: one replica, one CPU profile ``p``) and returns its document."""
         document = {
-            "name": name, "source": "file:/m.gguf", "min_replicas": 1, "max_replicas": 4, "aliases": [],
-            "fallbacks": [], "profiles": [{**PROFILE, **p} for p in profiles or ({},)], **more,
-        }  # fmt: skip
+            "name": name,
+            "source": "file:/m.gguf",
+            "min_replicas": 1,
+            "max_replicas": 4,
+            "aliases": [],
+            "fallbacks": [],
+            "profiles": [{**PROFILE, **p} for p in profiles or ({},)],
+            **more,
+        }
         self.apply([document])
         return document
 
@@ -200,14 +215,15 @@ class Fleet:
     def silence(self, node: Node, seconds: float) -> None:
         """Moves a node's last beat back by so many seconds."""
         self.admin.execute(
-            "update llmgw_core.beat set seen_at = seen_at - make_interval(secs => %s) where node_id = %s",
+            "update llmgw_core.beat set seen_at = seen_at - make_interval(secs => %s)"
+            " where node_id = %s",
             (seconds, node.name),
         )
 
 
 def connected(database: Database, url: str) -> psycopg.Connection[Any]:
     """A connection whose rows are dictionaries."""
-    connection: Any = database.connect(url)
+    connection: psycopg.Connection[Any] = database.connect(url)
     connection.row_factory = dict_row
     return connection
 
@@ -221,6 +237,15 @@ def open_fleet(database: Database) -> Iterator[Fleet]:
         connected(database, database.agent_url) as agent,
     ):
         yield Fleet(admin, controller, agent)
+
+
+def refusal_of(connection: Any, statement: str, args: Sequence[Any] = ()) -> str | None:
+    """The SQLSTATE with which a statement is refused, or None when it passes."""
+    try:
+        connection.execute(statement, args)
+    except psycopg.Error as error:
+        return error.sqlstate or "no SQLSTATE"
+    return None
 
 
 def snapshot(admin: Any, without: Sequence[str] = ()) -> dict[str, list[str]]:

@@ -111,11 +111,24 @@ def test_assignments_come_only_when_the_agent_is_behind(fleet):
     assert answer["gen"] == gen + 1
     assert answer["assignments"] == [
         {
-            "shard": 1, "replica": replica, "model": "m", "profile": "p", "rank": 0, "shards": 1, "desired": "running",
-            "engine": "llamacpp", "source": "file:/m.gguf", "args": [], "env": {}, "gpus": [{"uuid": "n1-1", "index": 1}],
-            "port": 20042, "host": "10.0.0.5", "cpus": 1.5, "memory_mib": 512,
+            "shard": 1,
+            "replica": replica,
+            "model": "m",
+            "profile": "p",
+            "rank": 0,
+            "shards": 1,
+            "desired": "running",
+            "engine": "llamacpp",
+            "source": "file:/m.gguf",
+            "args": [],
+            "env": {},
+            "gpus": [{"uuid": "n1-1", "index": 1}],
+            "port": 20042,
+            "host": "10.0.0.5",
+            "cpus": 1.5,
+            "memory_mib": 512,
         }
-    ]  # fmt: skip
+    ]
     # A generation from the future (a restored backup) gets the whole truth again.
     assert fleet.sync(node, have_gen=gen + 99)["assignments"] == answer["assignments"]
 
@@ -151,10 +164,19 @@ def test_D10_unknown_shards_and_illegal_moves_cost_only_themselves(fleet):
     node = fleet.node("n1")
     first, second = (fleet.running("m", node)[1] for _ in range(2))
     words = [
-        {"shard": 999, "state": "failed"}, {"shard": first, "state": "provisioning"}, {"shard": first, "state": "gone"},
-        {"shard": first}, {"shard": "x", "state": "ready"}, {"state": "ready"}, None, 7, [], {"shard": first, "state": {}},
-        {"shard": first, "state": "draining", "exit_code": "many"}, {"shard": second, "state": "draining"},
-    ]  # fmt: skip
+        {"shard": 999, "state": "failed"},
+        {"shard": first, "state": "provisioning"},
+        {"shard": first, "state": "gone"},
+        {"shard": first},
+        {"shard": "x", "state": "ready"},
+        {"state": "ready"},
+        None,
+        7,
+        [],
+        {"shard": first, "state": {}},
+        {"shard": first, "state": "draining", "exit_code": "many"},
+        {"shard": second, "state": "draining"},
+    ]
     fleet.sync(node, shards=words)
     states = fleet.rows("select id, state from llmgw_core.shard order by id")
     assert states == [{"id": first, "state": "ready"}, {"id": second, "state": "draining"}]
@@ -382,9 +404,11 @@ def test_a_card_that_came_back_is_healthy_again(fleet):
 def test_a_thing_listed_twice_is_kept_once(fleet):
     node = fleet.enrol("n1")
     for what, row in {
-        "gpus": card(0), "engines": {"engine": "vllm", "version": None}, "weights": {"source": "s", "path": "/w"},
+        "gpus": card(0),
+        "engines": {"engine": "vllm", "version": None},
+        "weights": {"source": "s", "path": "/w"},
         "disks": {"mount": "/", "filesystem": "ext4", "kind": "local"},
-    }.items():  # fmt: skip
+    }.items():
         fleet.report(node, what, [row, row])
         table = what.removesuffix("s")
         assert fleet.value(f"select count(*) from llmgw_core.{table}") == 1
@@ -397,9 +421,11 @@ def test_a_refused_report_leaves_the_facts_as_they_were(fleet):
     fleet.report(node, "disks", [{"mount": "/", "filesystem": "ext4", "kind": "local"}])
     before = snapshot(fleet.admin)
     for what, row in (
-        ("engines", {"engine": None}), ("disks", {"mount": "/x", "filesystem": "ext4", "kind": "floppy"}),
-        ("gpus", {"uuid": "g", "index": -1, "name": "x", "class": "x"}), ("weights", {"source": None, "path": "/w"}),
-    ):  # fmt: skip
+        ("engines", {"engine": None}),
+        ("disks", {"mount": "/x", "filesystem": "ext4", "kind": "floppy"}),
+        ("gpus", {"uuid": "g", "index": -1, "name": "x", "class": "x"}),
+        ("weights", {"source": None, "path": "/w"}),
+    ):
         assert refused(fleet.report, node, what, [row]).startswith("23"), what
     assert snapshot(fleet.admin) == before
 

@@ -1,4 +1,4 @@
-"""What the busiest writes cost: HOT beats, no NOTIFY, small notifications, usage written once, partitions."""
+"""What the busiest writes cost: HOT beats, no NOTIFY, usage written once, partitions."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ def test_usage_that_comes_again_is_written_once(fleet):
     assert flush(fleet, *batch) == 0, "the answer was lost, the router sends again"
     assert flush(fleet, *batch, usage_row("00000000-0000-0000-0001-000000000000")) == 1
     kept = fleet.rows(
-        "select extract(epoch from at)::float8 as at from llmgw_core.usage_event order by id limit 4"
+        "select extract(epoch from at)::float8 as at from llmgw_core.usage_event"
+        " order by id limit 4"
     )
     assert [row["at"] for row in kept] == pytest.approx(times[:4], abs=1e-3), (
         "a time with a partition is kept as it is"
@@ -179,7 +180,8 @@ def partitions(fleet, table):
 def day(fleet, offset):
     """A date as partitions spell it, by the database's clock in UTC."""
     return fleet.value(
-        "select to_char((clock_timestamp() at time zone 'UTC') + make_interval(days => %s), 'YYYYMMDD')",
+        "select to_char((clock_timestamp() at time zone 'UTC')"
+        " + make_interval(days => %s), 'YYYYMMDD')",
         offset,
     )
 

@@ -1,4 +1,4 @@
-"""Ways to an up-to-date database: alone, five at once, killed halfway, newer than us, without superuser."""
+"""Ways to a current database: alone, five at once, killed halfway, newer, without superuser."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ UPGRADE = """
 import os, sys
 from sql import migrate
 print("loaded", flush=True)
-sys.stdin.readline()
-print(migrate.upgrade(os.environ["LLMGW_DATABASE_URL"]), flush=True)
+for _ in sys.stdin:
+    print(migrate.upgrade(os.environ["LLMGW_DATABASE_URL"]), flush=True)
 """
 
 
@@ -57,7 +57,10 @@ def test_schema_files_and_migrations_build_the_same(empty_database, expected):
         for path in sorted((ROOT / "sql" / "schema").glob("*.sql")):
             migrate.run_script(connection, path.read_text())
         migrate.run_script(connection, "reset role")
-        version = "create table llmgw_core.alembic_version (version_num varchar(32) not null constraint alembic_version_pkc primary key)"
+        version = (
+            "create table llmgw_core.alembic_version (version_num varchar(32) not null"
+            " constraint alembic_version_pkc primary key)"
+        )
         migrate.run_script(connection, version)
         migrate.apply_code(connection)
     engine.dispose()
@@ -83,11 +86,15 @@ def test_sql_files_stay_short(path):
 
 def test_everything_has_a_comment(database):
     bare = """
-        select 'schema ' || nspname from pg_namespace n where {ours} and obj_description(oid, 'pg_namespace') is null
-        union all select 'relation ' || c.oid::regclass from pg_class c join pg_namespace n on n.oid = c.relnamespace
-            where {ours} and relkind in ('r', 'p', 'v', 'm') and not relispartition and relname <> 'alembic_version'
+        select 'schema ' || nspname from pg_namespace n
+            where {ours} and obj_description(oid, 'pg_namespace') is null
+        union all select 'relation ' || c.oid::regclass
+            from pg_class c join pg_namespace n on n.oid = c.relnamespace
+            where {ours} and relkind in ('r', 'p', 'v', 'm')
+              and not relispartition and relname <> 'alembic_version'
               and obj_description(c.oid, 'pg_class') is null
-        union all select 'function ' || p.oid::regprocedure from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+        union all select 'function ' || p.oid::regprocedure
+            from pg_proc p join pg_namespace n on n.oid = p.pronamespace
             where {ours} and obj_description(p.oid, 'pg_proc') is null""".format(
         ours="n.nspname in ('llmgw_core', 'llmgw', 'agent')"
     )
@@ -96,27 +103,34 @@ def test_everything_has_a_comment(database):
 
 
 def start(url, name):
-    """A process that has loaded everything and waits for a line before it upgrades."""
+    """A process that has loaded everything and upgrades once per line it is sent."""
     env = {**os.environ, "LLMGW_DATABASE_URL": f"{url}?application_name={name}"}
     return subprocess.Popen(
-        [sys.executable, "-c", UPGRADE], cwd=ROOT, env=env, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", UPGRADE],
+        cwd=ROOT,
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
 
 
-def released(processes):
+def release(processes):
     """Lets all processes upgrade at once."""
-    for process in processes:
-        assert process.stdout.readline() == "loaded\n"
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
 
 
-def told(process):
-    """What a process printed when it ended."""
-    out, errors = process.communicate(timeout=DEADLINE_S)
-    return out.strip() or errors[-2000:]
+def told(processes):
+    """The next word of each process; nothing when it died."""
+    return [process.stdout.readline().strip() for process in processes]
+
+
+def end(process):
+    """Ends a process and closes its pipes."""
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
 
 
 def wait_for(connection, query, *args):
@@ -129,33 +143,43 @@ def wait_for(connection, query, *args):
     raise AssertionError(f"never any row of: {query}")
 
 
+@pytest.fixture
+def crowd(empty_database):
+    """Processes about to upgrade one empty database, one more than shall survive."""
+    processes = [start(empty_database, f"upgrade-{n}") for n in range(PROCESSES + 1)]
+    try:
+        assert told(processes) == ["loaded"] * len(processes)
+        yield processes
+    finally:
+        for process in processes:
+            end(process)
+
+
 @pytest.mark.slow
-def test_F22_five_processes_at_once_one_of_them_killed_in_mid_migration(empty_database, expected):
-    """Three rounds: on an empty database with a kill, on one with old functions, on one that is current."""
-    url = empty_database
-    processes = [start(url, f"upgrade-{n}") for n in range(PROCESSES)]
-    with connect(url) as blocker, connect(url) as admin:
+def test_F22_many_processes_at_once_one_of_them_killed_in_mid_migration(
+    empty_database, crowd, expected
+):
+    """On an empty database with a kill, then with old functions, then with nothing to do."""
+    with connect(empty_database) as blocker, connect(empty_database) as admin:
         with blocker.transaction():
             # Tables are made by then, the first function cannot be: that is halfway.
             blocker.execute("lock table pg_proc in share mode")
-            released(processes)
+            release(crowd)
             [name] = wait_for(
                 admin,
                 "select a.application_name from pg_locks l join pg_stat_activity a using (pid)"
                 " where l.relation = 'pg_proc'::regclass and not l.granted",
             )
-            victim = processes.pop(int(name.removeprefix("upgrade-")))
-            victim.kill()
-            victim.communicate(timeout=DEADLINE_S)
-        assert [told(process) for process in processes] == [migrate.head()] * (PROCESSES - 1)
-        assert differences(url, expected) == {}
+            end(crowd.pop(int(name.removeprefix("upgrade-"))))
+        assert told(crowd) == [migrate.head()] * PROCESSES
+        assert differences(empty_database, expected) == {}
         for digest in ("old", migrate.code_digest()):
             admin.execute("update llmgw_core.applied set digest = %s", (digest,))
-            processes = [start(url, f"again-{n}") for n in range(PROCESSES)]
-            released(processes)
-            assert [told(process) for process in processes] == [migrate.head()] * PROCESSES
-            assert differences(url, expected) == {}
-        assert admin.execute("select count(*) from llmgw_core.alembic_version").fetchone() == (1,)
+            release(crowd)
+            assert told(crowd) == [migrate.head()] * PROCESSES
+            assert differences(empty_database, expected) == {}
+        revisions = admin.execute("select count(*) from llmgw_core.alembic_version")
+        assert revisions.fetchone() == (1,)
 
 
 def test_F22_a_migration_that_fails_leaves_nothing_and_the_next_repairs(empty_database, expected):
@@ -186,7 +210,8 @@ def test_an_upgrade_without_news_takes_no_heavy_lock(database):
     impatient = f"{database.url}?options=-c%20lock_timeout%3D500"
     with database.connect() as reader, reader.transaction():
         everything = reader.execute(
-            "select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+            "select c.oid::regclass::text from pg_class c"
+            " join pg_namespace n on n.oid = c.relnamespace"
             " where n.nspname in ('llmgw_core', 'llmgw') and c.relkind in ('r', 'p', 'v')"
         ).fetchall()
         names = psql.SQL(", ").join(psql.SQL(name) for (name,) in everything)

@@ -18,15 +18,19 @@ async def test_jsonb_goes_both_ways(pool):
     }
 
 
+async def fails_inside(pool):
+    async with pool.transaction() as connection:
+        await connection.execute("select llmgw.node_enroll_v1('me', 'n1', '\\x01', 1, 60)")
+        raise ZeroDivisionError
+
+
 async def test_transaction_rolls_back_on_error_and_on_dry_run(pool, database):
     await_rows = "select count(*) from llmgw_core.audit"
     async with pool.transaction(rollback=True) as connection:
         await connection.execute("select llmgw.node_enroll_v1('me', 'n1', '\\x01', 1, 60)")
     assert await pool.fetchval(await_rows) == 0
     with pytest.raises(ZeroDivisionError):
-        async with pool.transaction() as connection:
-            await connection.execute("select llmgw.node_enroll_v1('me', 'n1', '\\x01', 1, 60)")
-            raise ZeroDivisionError
+        await fails_inside(pool)
     assert await pool.fetchval(await_rows) == 0
 
 
@@ -75,7 +79,8 @@ async def test_F01_listen_reconnects_and_reads_again(pool, database, nursery):
         await connects.acquire()
         with database.connect() as admin:
             admin.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'llmgw listen'"
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name = 'llmgw listen'"
             )
         await connects.acquire()
         with database.connect() as admin:

@@ -1,4 +1,4 @@
-"""Every named query parses and plans against the schema, with the rights of the process that sends it."""
+"""Every named query parses and plans against the schema, with its caller's rights."""
 
 from __future__ import annotations
 

@@ -10,24 +10,36 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
-from tests.sql.fleet import card, digest, snapshot
+from tests.sql.fleet import card, digest, refusal_of, snapshot
 
 ROLES = ("llmgw_agent", "llmgw_read", "llmgw_controller")
 RELATIONS = """
 select n.nspname as schema, c.relname as name, c.relkind as kind,
-    array(select p from unnest(array['select', 'insert', 'update', 'delete', 'truncate', 'references', 'trigger']) p
+    array(select p from unnest(array['select', 'insert', 'update', 'delete', 'truncate',
+                                     'references', 'trigger']) p
           where has_table_privilege(%s, c.oid, p)) as may
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname in ('llmgw_core', 'llmgw', 'agent') and c.relkind in ('r', 'p', 'v', 'm')"""
 FUNCTIONS = """
-select n.nspname as schema, p.proname as name, p.oid::regprocedure::text as signature, p.prosecdef as definer,
+select n.nspname as schema, p.proname as name, p.oid::regprocedure::text as signature,
+    p.prosecdef as definer,
     coalesce(array_to_string(p.proconfig, ';'), '') as config, pg_get_userbyid(p.proowner) as owner,
     p.prorettype = 'trigger'::regtype as is_trigger,
-    array(select r from unnest(%s::text[]) r where has_function_privilege(r, p.oid, 'execute')) as may,
+    array(select r from unnest(%s::text[]) r
+          where has_function_privilege(r, p.oid, 'execute')) as may,
     has_function_privilege('public', p.oid, 'execute') as public
 from pg_proc p join pg_namespace n on n.oid = p.pronamespace
 where n.nspname in ('llmgw_core', 'llmgw', 'agent')"""
-AGENT_ONLY = {"enroll", "sync", "report_host", "report_gpus", "report_engines", "report_disks", "report_weights", "report_log"}  # fmt: skip
+AGENT_ONLY = {
+    "enroll",
+    "sync",
+    "report_host",
+    "report_gpus",
+    "report_engines",
+    "report_disks",
+    "report_weights",
+    "report_log",
+}
 
 
 def relations(fleet, role):
@@ -62,10 +74,13 @@ def test_no_role_may_use_or_advance_a_sequence_or_make_objects(fleet):
         for schema in ("llmgw_core", "llmgw", "agent"):
             assert not fleet.value("select has_schema_privilege(%s, %s, 'create')", role, schema)
         changed = fleet.rows(
-            "select relname from pg_class where relkind = 'S' and relnamespace = 'llmgw_core'::regnamespace"
-            " and (has_sequence_privilege(%s, oid, 'update') or has_sequence_privilege(%s, oid, 'usage'))",
-            role, role,
-        )  # fmt: skip
+            "select relname from pg_class where relkind = 'S'"
+            " and relnamespace = 'llmgw_core'::regnamespace"
+            " and (has_sequence_privilege(%s, oid, 'update')"
+            " or has_sequence_privilege(%s, oid, 'usage'))",
+            role,
+            role,
+        )
         assert changed == []
     assert not fleet.value("select has_schema_privilege('llmgw_agent', 'llmgw_core', 'usage')")
     assert not fleet.value("select has_schema_privilege('llmgw_read', 'llmgw_core', 'usage')")
@@ -101,9 +116,23 @@ def test_readers_may_call_only_what_views_need(fleet):
 
 
 def test_controllers_pass_no_check_by(fleet):
-    """The parts of commit_plan, of the sync and of the catalog are not for calling by themselves."""
-    inner = {"plan_place", "plan_move", "plan_lock", "touch_nodes", "sync_shard", "sync_shards", "sync_load",
-             "model_put", "pool_put", "catalog_drop", "require_term", "node_of", "notify", "audited"}  # fmt: skip
+    """Parts of commit_plan, sync and catalog are not for calling by themselves."""
+    inner = {
+        "plan_place",
+        "plan_move",
+        "plan_lock",
+        "touch_nodes",
+        "sync_shard",
+        "sync_shards",
+        "sync_load",
+        "model_put",
+        "pool_put",
+        "catalog_drop",
+        "require_term",
+        "node_of",
+        "notify",
+        "audited",
+    }
     assert {row["name"] for row in functions(fleet) if row["name"] in inner and row["may"]} == set()
 
 
@@ -120,8 +149,18 @@ def two_nodes(fleet):
     return a, b
 
 
-OWNED = {"beat": "node_id", "node_load": "node_id", "gpu": "node_id", "engine": "node_id", "disk": "node_id",
-         "weight": "node_id", "shard": "node_id", "gpu_claim": "node_id", "ask": "node_id", "node": "id"}  # fmt: skip
+OWNED = {
+    "beat": "node_id",
+    "node_load": "node_id",
+    "gpu": "node_id",
+    "engine": "node_id",
+    "disk": "node_id",
+    "weight": "node_id",
+    "shard": "node_id",
+    "gpu_claim": "node_id",
+    "ask": "node_id",
+    "node": "id",
+}
 """Tables with rows of nodes, and the column that names the node."""
 
 
@@ -167,48 +206,109 @@ STATES = st.sampled_from(
 )
 SHARD = st.fixed_dictionaries(
     {"shard": st.integers(-1, 5) | JUNK, "state": STATES | JUNK},
-    optional={
-        name: JUNK
-        for name in (
-            "error",
-            "exit_code",
-            "log_tail",
-            "pid",
-            "fetch",
-            "cpu_cores",
-            "memory_bytes",
-            "node_id",
-        )
-    },
+    optional=dict.fromkeys(
+        ("error", "exit_code", "log_tail", "pid", "fetch", "cpu_cores", "memory_bytes", "node_id"),
+        JUNK,
+    ),
 )
 CARD = st.fixed_dictionaries(
     {"uuid": WORDS | JUNK},
-    optional={name: JUNK for name in ("index", "name", "class", "memory_mib", "healthy", "problems", "node_id",
-                                      "memory_used_mib", "memory_foreign_mib", "utilization_percent")},
-)  # fmt: skip
+    optional=dict.fromkeys(
+        (
+            "index",
+            "name",
+            "class",
+            "memory_mib",
+            "healthy",
+            "problems",
+            "node_id",
+            "memory_used_mib",
+            "memory_foreign_mib",
+            "utilization_percent",
+        ),
+        JUNK,
+    ),
+)
 REPORT = st.fixed_dictionaries(
     {},
     optional={
-        "boot": JUNK | st.uuids().map(str), "applied_gen": st.integers(-5, 50) | JUNK, "clock": JUNK,
-        "load": JUNK | st.dictionaries(st.sampled_from(["cpu_percent", "load1", "memory_used_mib"]), JUNK),
-        "shards": st.lists(SHARD, max_size=4) | JUNK, "gpus": st.lists(CARD, max_size=4) | JUNK, "node": WORDS, "id": WORDS,
+        "boot": JUNK | st.uuids().map(str),
+        "applied_gen": st.integers(-5, 50) | JUNK,
+        "clock": JUNK,
+        "load": JUNK
+        | st.dictionaries(st.sampled_from(["cpu_percent", "load1", "memory_used_mib"]), JUNK),
+        "shards": st.lists(SHARD, max_size=4) | JUNK,
+        "gpus": st.lists(CARD, max_size=4) | JUNK,
+        "node": WORDS,
+        "id": WORDS,
     },
-)  # fmt: skip
-ROWS = st.lists(
-    CARD | st.dictionaries(
-        st.sampled_from(["engine", "version", "path", "state", "mount", "filesystem", "kind", "total_mib", "source",
-                         "bytes", "complete", "node_id", "free_mib", "holds_weights"]), JUNK),
-    max_size=4,
-) | JUNK  # fmt: skip
+)
+ROWS = (
+    st.lists(
+        CARD
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "engine",
+                    "version",
+                    "path",
+                    "state",
+                    "mount",
+                    "filesystem",
+                    "kind",
+                    "total_mib",
+                    "source",
+                    "bytes",
+                    "complete",
+                    "node_id",
+                    "free_mib",
+                    "holds_weights",
+                ]
+            ),
+            JUNK,
+        ),
+        max_size=4,
+    )
+    | JUNK
+)
 HOST_FACTS = JUNK | st.dictionaries(
-    st.sampled_from(["hostname", "mgmt_addr", "arch", "cpu_flags", "cpus_effective", "memory_effective_mib", "labels",
-                     "ports", "warnings", "intent", "id", "alloc_gen", "secret_hash"]), JUNK)  # fmt: skip
+    st.sampled_from(
+        [
+            "hostname",
+            "mgmt_addr",
+            "arch",
+            "cpu_flags",
+            "cpus_effective",
+            "memory_effective_mib",
+            "labels",
+            "ports",
+            "warnings",
+            "intent",
+            "id",
+            "alloc_gen",
+            "secret_hash",
+        ]
+    ),
+    JUNK,
+)
 CALLS = st.one_of(
-    st.tuples(st.just("select agent.sync(%s, %s, %s)"), st.integers(-5, 50) | st.none(), REPORT | JUNK),
+    st.tuples(
+        st.just("select agent.sync(%s, %s, %s)"), st.integers(-5, 50) | st.none(), REPORT | JUNK
+    ),
     st.tuples(st.just("select agent.report_host(%s, %s)"), HOST_FACTS),
-    st.tuples(st.sampled_from([f"select agent.report_{w}(%s, %s)" for w in ("gpus", "engines", "disks", "weights")]), ROWS),
-    st.tuples(st.just("select agent.report_log(%s, %s, %s, %s)"), st.integers(-1, 5), st.text(max_size=20).filter(lambda t: "\0" not in t), st.integers(-9, 9)),
-)  # fmt: skip
+    st.tuples(
+        st.sampled_from(
+            [f"select agent.report_{w}(%s, %s)" for w in ("gpus", "engines", "disks", "weights")]
+        ),
+        ROWS,
+    ),
+    st.tuples(
+        st.just("select agent.report_log(%s, %s, %s, %s)"),
+        st.integers(-1, 5),
+        st.text(max_size=20).filter(lambda t: "\0" not in t),
+        st.integers(-9, 9),
+    ),
+)
 EXPECTED = ("22", "23", "LG003")
 """What a hostile document may raise: data errors, constraints, and our own refusals."""
 
@@ -229,25 +329,27 @@ def test_no_word_of_one_node_changes_a_row_of_another_or_breaks_a_view(fleet, tw
         for row in fleet.rows("select viewname as name from pg_views where schemaname = 'llmgw'")
     ]
 
+    passed: list[bool] = []
+
     @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(CALLS, min_size=1, max_size=6))
     def attack(calls):
         before = foreign_rows(fleet, "a")
         for call in calls:
             statement, rest = arguments(call)
-            try:
-                fleet.agent.execute(statement, (a.token, *rest))
-            except psycopg.Error as error:
-                assert (error.sqlstate or "").startswith(EXPECTED), f"{statement} {rest}: {error}"
+            state = refusal_of(fleet.agent, statement, (a.token, *rest))
+            assert state is None or state.startswith(EXPECTED), f"{statement} {rest}: {state}"
+            passed.append(state is None)
         assert foreign_rows(fleet, "a") == before
         for view in views:  # one poisoned row must not take a view from everybody (D10)
             fleet.admin.execute(f"select * from llmgw.{view}")
 
     attack()
+    assert 0.2 < sum(passed) / len(passed) < 0.9, "hostile words must be near enough to be heard"
 
 
 def test_shards_asks_and_cards_of_others_are_out_of_reach(fleet, two_nodes):
-    a, b = two_nodes
+    a, _b = two_nodes
     theirs = fleet.value("select id from llmgw_core.shard where node_id = 'b'")
     ask = fleet.value("select id from llmgw_core.ask where node_id = 'b'")
     before = foreign_rows(fleet, "a")
@@ -295,12 +397,19 @@ def test_oversized_reports_are_refused_and_change_nothing(fleet, two_nodes):
     noise = [str(uuid.uuid4()) for _ in range(40_000)]
     before = snapshot(fleet.admin)
     calls = [
-        ("sync", {"shards": [], "noise": noise}), ("sync", {"shards": [{"shard": i} for i in range(257)]}),
-        ("report_host", {"warnings": noise}), ("report_gpus", [card(i) for i in range(65)]),
+        ("sync", {"shards": [], "noise": noise}),
+        ("sync", {"shards": [{"shard": i} for i in range(257)]}),
+        ("report_host", {"warnings": noise}),
+        ("report_gpus", [card(i) for i in range(65)]),
         ("report_engines", [{"engine": "e", "path": str(i)} for i in range(201)]),
-        ("report_disks", [{"mount": str(i)} for i in range(501)]), ("report_weights", [{"path": w, "source": w} for w in noise]),
-        *((f"report_{what}", {"not": "a list"}) for what in ("gpus", "engines", "disks", "weights")), ("report_host", []),
-    ]  # fmt: skip
+        ("report_disks", [{"mount": str(i)} for i in range(501)]),
+        ("report_weights", [{"path": w, "source": w} for w in noise]),
+        *(
+            (f"report_{what}", {"not": "a list"})
+            for what in ("gpus", "engines", "disks", "weights")
+        ),
+        ("report_host", []),
+    ]
     for name, document in calls:
         middle = "0, " if name == "sync" else ""
         with pytest.raises(psycopg.Error) as caught:
@@ -324,7 +433,8 @@ def test_secrets_are_nowhere_in_plain_text(fleet):
     assert "abcdef" in shown
     assert digest(key).hex() not in shown
     columns = fleet.rows(
-        "select table_name as t, column_name as c from information_schema.columns where table_schema = 'llmgw'"
+        "select table_name as t, column_name as c from information_schema.columns"
+        " where table_schema = 'llmgw'"
     )
     assert [
         row for row in columns if "hash" in row["c"] or "secret" in row["c"] or row["c"] == "value"

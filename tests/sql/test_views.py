@@ -1,4 +1,4 @@
-"""The views that people, dashboards, llmgwctl and the API read: words, numbers, and null for unknown."""
+"""The views that people, dashboards and programs read: words, numbers, null for unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SHOWN = ("llmgw", "llmgw_core")
 
 def views(fleet):
     return fleet.rows(
-        "select schemaname || '.' || viewname as name from pg_views where schemaname = any(%s) order by 1",
+        "select schemaname || '.' || viewname as name from pg_views"
+        " where schemaname = any(%s) order by 1",
         list(SHOWN),
     )
 
@@ -33,10 +34,26 @@ def lived_in(fleet):
         fleet.sync(
             node, load={"cpu_percent": 5.0, "memory_used_mib": 32 * GIB}, gpus=cards, clock=0
         )
-        fleet.report(node, "disks", [
-            {"mount": "/", "filesystem": "ext4", "kind": "local", "total_mib": 10 * GIB, "free_mib": 5 * GIB},
-            {"mount": "/nfs", "filesystem": "nfs4", "kind": "shared", "total_mib": 999 * GIB, "free_mib": 1},
-        ])  # fmt: skip
+        fleet.report(
+            node,
+            "disks",
+            [
+                {
+                    "mount": "/",
+                    "filesystem": "ext4",
+                    "kind": "local",
+                    "total_mib": 10 * GIB,
+                    "free_mib": 5 * GIB,
+                },
+                {
+                    "mount": "/nfs",
+                    "filesystem": "nfs4",
+                    "kind": "shared",
+                    "total_mib": 999 * GIB,
+                    "free_mib": 1,
+                },
+            ],
+        )
         fleet.report(
             node,
             "weights",
@@ -194,9 +211,13 @@ def test_stale_load_is_unknown_and_not_zero(fleet):
     load = fleet.value("select load from llmgw.nodes")
     assert load.pop("age_seconds") >= 0
     assert load == {
-        "cpu_percent": 0, "cpus": 16, "load1": 0.5, "memory_used_bytes": 16 * 2**30,
-        "memory_total_bytes": 64 * 2**30, "memory_percent": 25.0,
-    }  # fmt: skip
+        "cpu_percent": 0,
+        "cpus": 16,
+        "load1": 0.5,
+        "memory_used_bytes": 16 * 2**30,
+        "memory_total_bytes": 64 * 2**30,
+        "memory_percent": 25.0,
+    }
     assert fleet.value("select utilization_percent from llmgw.gpus") == 0
     fleet.admin.execute("update llmgw_core.node_load set at = at - interval '61 s'")
     assert fleet.value("select load from llmgw.nodes") is None
@@ -267,9 +288,11 @@ def test_placements_tell_four_outcomes_apart(fleet):
         for row in fleet.rows("select model, outcome, refused, main_reason from llmgw.placements")
     }
     assert {name: (row["outcome"], row["refused"]) for name, row in shown.items()} == {
-        "never": ("no attempt yet", 0), "placed": ("placed and nothing rejected", 0),
-        "bumpy": ("placed, rejected along the way", 1), "stuck": ("could not be placed", 3),
-    }  # fmt: skip
+        "never": ("no attempt yet", 0),
+        "placed": ("placed and nothing rejected", 0),
+        "bumpy": ("placed, rejected along the way", 1),
+        "stuck": ("could not be placed", 3),
+    }
     assert shown["stuck"]["main_reason"] == "because of gpu_count (2 of 3 candidates)"
     assert [
         row["code"] for row in fleet.rows("select code from llmgw.rejections where model = 'stuck'")
@@ -312,9 +335,10 @@ def test_the_summary_counts(fleet, lived_in):
     assert row["nodes"] == {"ready": 1, "lost": 1}
     assert row["replicas"] == {"ready": 1, "pending": 1}
     assert row["models"] == {
-        "total": 2, "satisfied": 1,
+        "total": 2,
+        "satisfied": 1,
         "unplaceable": [{"name": "other", "reason": "because of memory (1 of 1 candidates)"}],
-    }  # fmt: skip
+    }
     [gpus] = row["gpus"]
     assert (gpus["total"], gpus["used"], gpus["free"], gpus["unavailable"]) == (4, 1, 1, 2)
     assert row["router"] == {"requests_per_s": 0.02, "errors": 0, "in_flight": 0}
@@ -390,7 +414,11 @@ def test_G04_rows_of_one_transaction_page_without_loss(fleet):
     ]
     assert flush(fleet, *rows) == 25
     seen, after = [], None
-    page = "select at, id from llmgw.usage_recent where %s::uuid is null or (at, id) < (%s::timestamptz, %s::uuid) order by at desc, id desc limit 10"
+    page = (
+        "select at, id from llmgw.usage_recent"
+        " where %s::uuid is null or (at, id) < (%s::timestamptz, %s::uuid)"
+        " order by at desc, id desc limit 10"
+    )
     while True:
         found = fleet.rows(
             page, after and after["id"], after and after["at"], after and after["id"]
