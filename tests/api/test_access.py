@@ -47,10 +47,17 @@ async def test_another_host_name_is_refused_on_loopback(api):
 
 
 async def test_the_actor_is_recorded(api, pool):
-    for given, kept in (("ada", "ada"), ("a%C3%A9%20b", "aé b"), ("x\t<y>", "x?y?"), (None, "unnamed")):
+    for given, kept in (
+        ("ada", "ada"),
+        ("a%C3%A9%20b", "aé b"),
+        ("x\t<y>", "x?y?"),
+        (None, "unnamed"),
+    ):
         headers = {} if given is None else {"X-Llmgw-Actor": given}
         await api("POST", "/keys", {"name": "k"}, headers=headers)
-        assert await pool.fetchval("select actor from llmgw.events order by id desc limit 1") == kept
+        assert (
+            await pool.fetchval("select actor from llmgw.events order by id desc limit 1") == kept
+        )
 
 
 async def test_other_addresses_need_a_token(pool, tmp_path):
@@ -60,18 +67,28 @@ async def test_other_addresses_need_a_token(pool, tmp_path):
     settings = Settings("0.0.0.0:9090", file)
     async with serving(Context(pool, settings)) as url, httpx.AsyncClient(base_url=url) as client:
         api = Api(client)
-        for headers in ({}, {"Authorization": "Bearer nope"}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": "Bearer"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer nope"},
+            {"Authorization": f"Basic {TOKEN}"},
+            {"Authorization": "Bearer"},
+        ):
             answer = await api("GET", "/nodes", headers=headers)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
         assert (await client.get("/nothing")).status_code == 401
         good = {"Authorization": f"bearer {TOKEN}", "X-Llmgw-Actor": "root"}
-        assert (await api("GET", "/nodes", headers=good | {"Host": "gw.example"})).status_code == 200
+        assert (
+            await api("GET", "/nodes", headers=good | {"Host": "gw.example"})
+        ).status_code == 200
         assert (await api("POST", "/keys", {"name": "k"}, headers=good)).status_code == 200
         assert await pool.fetchval("select actor from llmgw.events") == "root (ada)"
         other = {"Authorization": "Bearer another-long-token"}
         assert (await api("POST", "/keys", {"name": "k"}, headers=other)).status_code == 200
-        assert await pool.fetchval("select actor from llmgw.events order by id desc limit 1") == f"token {hashed[:8]}"
+        assert (
+            await pool.fetchval("select actor from llmgw.events order by id desc limit 1")
+            == f"token {hashed[:8]}"
+        )
 
 
 def test_short_tokens_are_refused(tmp_path):
@@ -91,8 +108,14 @@ async def test_without_a_store_501(asyncio_loop):
 
 
 async def test_database_away_503(asyncio_loop):
-    nobody = DatabaseSettings(url="postgresql://u:p@127.0.0.1:9/x", connect_timeout_s=1, command_timeout_s=1)
-    async with open_pool(nobody) as pool, serving(Context(pool)) as url, httpx.AsyncClient(base_url=url) as client:
+    nobody = DatabaseSettings(
+        url="postgresql://u:p@127.0.0.1:9/x", connect_timeout_s=1, command_timeout_s=1
+    )
+    async with (
+        open_pool(nobody) as pool,
+        serving(Context(pool)) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
         answer = await Api(client)("GET", "/nodes")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "2"
@@ -111,7 +134,9 @@ async def test_a_fault_of_our_own_shows_no_inside(api, database):
 async def test_the_description_is_valid_and_complete(api, pool):
     document = await api.good("GET", "/openapi.json")
     validate(document)
-    described = {(verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs}
+    described = {
+        (verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs
+    }
     app = make_app(Context(pool))
     served = {
         (verb, re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule))
@@ -134,5 +159,9 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", VIEWS)
 async def test_answers_are_the_columns_of_the_views(pool, name):
-    rows = await pool.fetch("select column_name from information_schema.columns where table_schema = 'llmgw' and table_name = $1", name)
+    rows = await pool.fetch(
+        "select column_name from information_schema.columns"
+        " where table_schema = 'llmgw' and table_name = $1",
+        name,
+    )
     assert {row["column_name"] for row in rows} == set(VIEWS[name].model_fields)

@@ -77,8 +77,14 @@ FAULTS = [
     ({"pools": {"a": {"label": {}}}}, "pool a: unknown field 'label', did you mean 'labels'?"),
     ({"models": [{"name": "x", "profiles": []}]}, "model x: the field 'source' is missing"),
     ({"models": [{}]}, "model number 1: the field 'name' is missing"),
-    (with_model(min_replicas=3, max_replicas=2), "model tiny: min_replicas 3 is over max_replicas 2"),
-    (with_model(min_replicas=-1), "model tiny: min_replicas: must be greater than or equal to 0, not '-1'"),
+    (
+        with_model(min_replicas=3, max_replicas=2),
+        "model tiny: min_replicas 3 is over max_replicas 2",
+    ),
+    (
+        with_model(min_replicas=-1),
+        "model tiny: min_replicas: must be greater than or equal to 0, not '-1'",
+    ),
     (with_model(profiles=[]), "model tiny: it has no profiles"),
     (with_model(aliases=["tiny"]), "its alias tiny is its own name"),
     (with_model(aliases=["a", "a"]), "the alias a is there twice"),
@@ -93,23 +99,44 @@ FAULTS = [
     (with_model(source="s3://b/k"), "agents cannot fetch 's3://b/k' yet"),
     (with_model(idle_timeout="5 minutes"), "idle_timeout: '5 minutes' is not a duration"),
     (with_profile(memory=5), "memory: 5 is not a size"),
-    (with_profile(engine="ollama"), "engine: there is no engine 'ollama': there are llamacpp, vllm, sglang, command"),
+    (
+        with_profile(engine="ollama"),
+        "engine: there is no engine 'ollama': there are llamacpp, vllm, sglang, command",
+    ),
     (with_profile(engine="command"), "engine command needs a command"),
     (with_profile(command=["x"]), "command belongs to engine command"),
-    (with_profile(engine="command", command=["x", "{prot}"]), "the command has {prot}, which is none of port"),
+    (
+        with_profile(engine="command", command=["x", "{prot}"]),
+        "the command has {prot}, which is none of port",
+    ),
     (with_profile(share=True, gpus=1), "share needs gpu_memory"),
     (with_profile(gpu_class="H100"), "wants none: set gpus"),
     (with_profile(gpus=65), "gpus: must be less than or equal to 64"),
     (with_profile(arch="sparc"), "no node has the architecture 'sparc'"),
-    (with_profile(pool="nope"), "profile cpu: there is no pool nope, so nothing could ever place it"),
+    (
+        with_profile(pool="nope"),
+        "profile cpu: there is no pool nope, so nothing could ever place it",
+    ),
     (with_profile(env={"A=B": "x"}), "cannot be an environment variable"),
-    (with_profile(args=[True]), "model tiny, profile cpu, args number 1: must be a valid string, not 'True'"),
+    (
+        with_profile(args=[True]),
+        "model tiny, profile cpu, args number 1: must be a valid string, not 'True'",
+    ),
     (with_profile(args=["a\0b"]), "NUL"),
-    ({"pools": {"p": {"labels": {"role": []}}}}, "pool p: labels: role accepts no value, so no node could ever belong"),
+    (
+        {"pools": {"p": {"labels": {"role": []}}}},
+        "pool p: labels: role accepts no value, so no node could ever belong",
+    ),
     ({"pools": {"P!": {}}}, "'P!' is no pool name"),
     ({"models": [TINY, TINY]}, "model tiny is declared twice"),
-    ({"models": [TINY, command("b", aliases=["tiny"])]}, "model b: the alias tiny is the name of model tiny"),
-    ({"models": [TINY, command("b", aliases=["small"])]}, "model b: the alias small is an alias of model tiny"),
+    (
+        {"models": [TINY, command("b", aliases=["tiny"])]},
+        "model b: the alias tiny is the name of model tiny",
+    ),
+    (
+        {"models": [TINY, command("b", aliases=["small"])]},
+        "model b: the alias small is an alias of model tiny",
+    ),
 ]
 
 
@@ -138,7 +165,11 @@ def test_json_is_read_like_toml(file, tmp_path):
 
 
 def test_unreadable_files_say_why(tmp_path):
-    for name, content, reason in (("a", b"\xff", "not UTF-8"), ("b", b"a = ", "not TOML"), ("c", b"{", "not JSON")):
+    for name, content, reason in (
+        ("a", b"\xff", "not UTF-8"),
+        ("b", b"a = ", "not TOML"),
+        ("c", b"{", "not JSON"),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CatalogError, match=reason):
             read_file(tmp_path / name)
@@ -176,12 +207,20 @@ async def test_a_file_twice_changes_nothing(pool, file):
     assert (row["gpu_memory_mib"], row["share"], row["arch"]) == (61440, True, "x86_64")
     labels = await pool.fetchval("select labels from llmgw.pools where name = 'cpu'")
     assert labels == {"role": ["cpu"], "zone": ["a", "b"]}
-    assert await pool.fetchval("select args from llmgw.profiles where model = 'tiny'") == ["-c", "4096", "--temp", "0.5"]
+    assert await pool.fetchval("select args from llmgw.profiles where model = 'tiny'") == [
+        "-c",
+        "4096",
+        "--temp",
+        "0.5",
+    ]
 
 
 async def test_dry_run_shows_and_keeps_nothing(pool, file):
     assert {c.action for c in await apply_file(pool, file, "me", dry_run=True)} == {"added"}
-    assert await pool.fetch("select 1 from llmgw.models union all select 1 from llmgw_core.audit") == []
+    assert (
+        await pool.fetch("select 1 from llmgw.models union all select 1 from llmgw_core.audit")
+        == []
+    )
 
 
 async def test_what_a_file_no_longer_declares_is_removed(pool):
@@ -189,17 +228,30 @@ async def test_what_a_file_no_longer_declares_is_removed(pool):
     pooled = command("a")
     pooled["profiles"][0]["pool"] = "p"
     await changes(pool, {"pools": {"p": {}}, "models": [pooled | {"fallbacks": ["b"]}, b]})
-    assert await changes(pool, {"models": [a, b]}) == {("model", "a"): "changed", ("model", "b"): "unchanged", ("pool", "p"): "removed"}
+    assert await changes(pool, {"models": [a, b]}) == {
+        ("model", "a"): "changed",
+        ("model", "b"): "unchanged",
+        ("pool", "p"): "removed",
+    }
     await changes(pool, {"models": [command("other")]}, file="/other.toml")
-    assert await changes(pool, {"models": []}) == {("model", "a"): "removed", ("model", "b"): "removed"}
+    assert await changes(pool, {"models": []}) == {
+        ("model", "a"): "removed",
+        ("model", "b"): "removed",
+    }
     assert [r["name"] for r in await pool.fetch("select name from llmgw.models")] == ["other"]
 
 
 async def test_names_move_between_models_in_one_call(pool):
     await changes(pool, {"models": [command("a", aliases=["x"]), command("b"), command("old")]})
     moved = await changes(pool, {"models": [command("b", aliases=["x", "old"]), command("a")]})
-    assert moved == {("model", "old"): "removed", ("model", "a"): "changed", ("model", "b"): "changed"}
-    swapped = await changes(pool, {"models": [command("b", fallbacks=["a"]), command("a", aliases=["x"])]})
+    assert moved == {
+        ("model", "old"): "removed",
+        ("model", "a"): "changed",
+        ("model", "b"): "changed",
+    }
+    swapped = await changes(
+        pool, {"models": [command("b", fallbacks=["a"]), command("a", aliases=["x"])]}
+    )
     assert set(swapped.values()) == {"changed"}
 
 
@@ -208,13 +260,23 @@ async def test_origins_do_not_overwrite_each_other(pool):
     with pytest.raises(Refused, match=r"declared by the catalog file /c.toml: change it there"):
         await changes(pool, {"models": [TINY]}, origin="api", file=None, prune=False)
     with pytest.raises(CatalogError, match="the alias small is an alias of model tiny"):
-        await changes(pool, {"models": [command("b", aliases=["small"])]}, origin="api", file=None, prune=False)
-    await changes(pool, {"models": [command("b", fallbacks=["tiny"])]}, origin="api", file=None, prune=False)
+        await changes(
+            pool,
+            {"models": [command("b", aliases=["small"])]},
+            origin="api",
+            file=None,
+            prune=False,
+        )
+    await changes(
+        pool, {"models": [command("b", fallbacks=["tiny"])]}, origin="api", file=None, prune=False
+    )
     with pytest.raises(Refused, match="tiny is a fallback of model b"):
         await changes(pool, {"models": []})
 
 
 async def test_F10_long_and_foreign_words_are_kept(pool):
     emoji = command("模型🦙", description="語" * 9000)
-    await changes(pool, {"models": [emoji], "pools": {"p": {"labels": {f"l{i}": "v" for i in range(500)}}}})
+    await changes(
+        pool, {"models": [emoji], "pools": {"p": {"labels": {f"l{i}": "v" for i in range(500)}}}}
+    )
     assert len(await pool.fetchval("select description from llmgw.models")) == 9000

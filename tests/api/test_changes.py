@@ -10,12 +10,15 @@ from tests.api.served import TINY, command
 async def test_model_add_scale_remove(api, pool):
     assert await api.good("POST", "/models", TINY) == {"added": "tiny", "action": "added"}
     assert await api.good("POST", "/models", TINY) == {"added": "tiny", "action": "unchanged"}
-    assert await api.good("POST", "/models/tiny/scale", {"min": 0, "max": 3, "idle_timeout": "5m"}) == {
+    body = {"min": 0, "max": 3, "idle_timeout": "5m"}
+    assert await api.good("POST", "/models/tiny/scale", body) == {
         "model": "tiny", "min": 0, "max": 3, "idle_timeout": 300.0, "on_demand": True,
     }  # fmt: skip
     assert (await api.good("POST", "/models/tiny/scale", {"min": 2}))["max"] == 2
     assert "min" in await api.bad(400, "POST", "/models/tiny/scale", {"min": -1})
-    assert "max 1 is under min 2" in await api.bad(400, "POST", "/models/tiny/scale", {"min": 2, "max": 1})
+    assert "max 1 is under min 2" in await api.bad(
+        400, "POST", "/models/tiny/scale", {"min": 2, "max": 1}
+    )
     assert "no model nope" in await api.bad(404, "POST", "/models/nope/scale", {"min": 1})
     assert await api.good("DELETE", "/models/tiny") == {"removed": "tiny"}
     assert "no model tiny" in await api.bad(404, "DELETE", "/models/tiny")
@@ -32,7 +35,9 @@ async def test_names_with_slashes_are_one_name(api):
 async def test_a_typo_is_named(api):
     said = await api.bad(400, "POST", "/models", TINY | {"alias": []})
     assert said == "tiny: unknown field 'alias', did you mean 'aliases'?"
-    assert "did you mean 'reason'" in await api.bad(400, "POST", "/nodes/n1/state", {"state": "ready", "reasons": ""})
+    assert "did you mean 'reason'" in await api.bad(
+        400, "POST", "/nodes/n1/state", {"state": "ready", "reasons": ""}
+    )
     assert "did you mean 'limit'" in await api.bad(400, "GET", "/nodes?limits=1")
     assert "2 times" in await api.bad(400, "GET", "/nodes?limit=1&limit=2")
     assert "did you mean '/api/v1/nodes'" in await api.bad(404, "GET", "/node")
@@ -40,7 +45,12 @@ async def test_a_typo_is_named(api):
 
 
 async def test_node_states(api, fleet, pool):
-    for word, state in {"cordon": "cordoned", "drain": "draining", "uncordon": "ready", "cordoned": "cordoned"}.items():
+    for word, state in {
+        "cordon": "cordoned",
+        "drain": "draining",
+        "uncordon": "ready",
+        "cordoned": "cordoned",
+    }.items():
         answer = await api.good("POST", "/nodes/n1/state", {"state": word, "reason": "disk"})
         assert answer == {"id": "n1", "state": state}
     assert (await api.good("GET", "/nodes/n1"))["state_reason"] == "disk"
@@ -73,7 +83,9 @@ async def test_keys_are_shown_once_and_kept_as_a_hash(api, pool):
     assert await api.good("DELETE", f"/keys/{made['id']}") == {"revoked": made["id"]}
     assert (await api.good("GET", "/keys"))[0]["state"] == "revoked"
     assert "no key nope" in await api.bad(404, "DELETE", "/keys/nope")
-    assert "no model or alias other" in await api.bad(400, "POST", "/keys", {"name": "x", "models": ["other"]})
+    assert "no model or alias other" in await api.bad(
+        400, "POST", "/keys", {"name": "x", "models": ["other"]}
+    )
 
 
 async def test_apply_a_catalog(api):
@@ -81,11 +93,16 @@ async def test_apply_a_catalog(api):
     dry = await api.good("POST", "/catalog?dry_run=1", body)
     assert dry == {
         "file": "/etc/c.toml", "dry_run": True,
-        "changes": [{"action": "added", "kind": "pool", "name": "cpu"}, {"action": "added", "kind": "model", "name": "tiny"}],
+        "changes": [
+            {"action": "added", "kind": "pool", "name": "cpu"},
+            {"action": "added", "kind": "model", "name": "tiny"},
+        ],
     }  # fmt: skip
     assert await api.good("GET", "/models") == []
     assert (await api.good("POST", "/catalog", body))["changes"] == dry["changes"]
-    assert "declared by the catalog file /etc/c.toml" in await api.bad(409, "POST", "/models/tiny/scale", {"min": 2})
+    assert "declared by the catalog file /etc/c.toml" in await api.bad(
+        409, "POST", "/models/tiny/scale", {"min": 2}
+    )
     assert "declared by the catalog file" in await api.bad(409, "DELETE", "/models/tiny")
     assert "declared by the catalog file" in await api.bad(409, "POST", "/models", TINY)
     said = await api.bad(400, "POST", "/models", command("b", aliases=["small"]))

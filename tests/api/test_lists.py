@@ -9,6 +9,7 @@ import pytest
 from controller.api import results, views
 from tests.api.served import TINY, command, view_rows, without_ages
 
+DECISION = "insert into llmgw_core.decision (at, term, kind, model, reason)"
 LISTS = {
     "nodes": ("id", views.NodeView),
     "models": ("name", views.ModelView),
@@ -41,15 +42,25 @@ async def test_lists_show_what_psql_shows(full, database):
 async def test_summary_and_explanation_fit_their_forms(full):
     summary = await full.good("GET", "/summary")
     results.Summary.model_validate(summary)
-    assert summary["gpus"] == [{"class": "H100", "total": 4, "used": 1, "free": 2, "unhealthy": 1, "unavailable": 0}]
+    assert summary["gpus"] == [
+        {"class": "H100", "total": 4, "used": 1, "free": 2, "unhealthy": 1, "unavailable": 0}
+    ]
     assert summary["nodes"] == {"ready": 1, "cordoned": 1, "lost": 1}
-    assert summary["models"]["unplaceable"] == [{"name": "tiny", "reason": "the node is cordoned (1 of 1 candidates)"}]
+    assert summary["models"]["unplaceable"] == [
+        {"name": "tiny", "reason": "the node is cordoned (1 of 1 candidates)"}
+    ]
     assert summary["idle_replicas"][0]["name"] == "tiny"
     explained = await full.good("GET", "/explain-placement?model=tiny")
     views.ExplainView.model_validate(explained)
     assert explained["outcome"] == "could not be placed"
     assert explained["rejections"] == [
-        {"profile": "cpu", "node": "n2", "code": "node_cordoned", "reason": "the node is cordoned", "need": "ready"}
+        {
+            "profile": "cpu",
+            "node": "n2",
+            "code": "node_cordoned",
+            "reason": "the node is cordoned",
+            "need": "ready",
+        }
     ]
     never = await full.good("GET", "/explain-placement?model=other")
     assert (never["placed"], never["outcome"]) == (False, "no attempt yet")
@@ -59,7 +70,15 @@ async def test_summary_and_explanation_fit_their_forms(full):
 async def test_unknown_is_absent(full):
     unknown = await full.good("GET", "/nodes/n3")
     assert unknown["state"] == "lost"
-    assert set(unknown) == {"id", "state", "state_reason", "gpu_total", "gpu_free", "replicas", "last_seen_ago"}
+    assert set(unknown) == {
+        "id",
+        "state",
+        "state_reason",
+        "gpu_total",
+        "gpu_free",
+        "replicas",
+        "last_seen_ago",
+    }
     known = await full.good("GET", "/nodes/n1")
     assert known["gpus"][0]["utilization_percent"] == 93
     assert "utilization_percent" not in known["gpus"][1]
@@ -92,12 +111,13 @@ async def collect(api, path, limit):
 
 
 async def test_G04_rows_of_one_transaction_are_each_on_one_page(api, database):
-    insert = "insert into llmgw_core.decision (at, term, kind, model, reason) select %s::timestamptz, 1, 'create', 'm', 'r' || i from generate_series(1, 25) i"
+    insert = f"{DECISION} select %s::timestamptz, 1, 'create', 'm', 'r' || i"
+        " from generate_series(1, 25) i"
     with database.connect() as db:
         now = db.execute("select clock_timestamp()").fetchone()[0]
         db.execute(insert, (now,))
         first = await api("GET", "/decisions?limit=10")
-        db.execute("insert into llmgw_core.decision (term, kind, model, reason) values (1, 'create', 'm', 'newer')")
+        db.execute(f"{DECISION} values (clock_timestamp(), 1, 'create', 'm', 'newer')")
         db.execute("delete from llmgw_core.decision where reason = 'r25'")  # already shown
         seen = [row["id"] for row in first.json()]
         cursor = first.headers["x-llmgw-next-cursor"]
@@ -114,7 +134,7 @@ async def test_G05_microseconds_survive_and_cursors_are_sealed(api, database):
         day = db.execute("select date_trunc('day', clock_timestamp())").fetchone()[0].date()
         for micros in ("123456", "123999", "123457"):
             db.execute(
-                "insert into llmgw_core.decision (at, term, kind, model, reason) values (%s::timestamptz, 1, 'create', 'm', %s)",
+                f"{DECISION} values (%s::timestamptz, 1, 'create', 'm', %s)",
                 (f"{day} 00:00:00.{micros}+00", micros),
             )
     rows = await collect(api, "/decisions?model=m", 1)
@@ -136,7 +156,9 @@ async def test_G05_microseconds_survive_and_cursors_are_sealed(api, database):
 
 async def test_every_list_pages_in_a_stable_order(full, database):
     for name in LISTS:
-        assert without_ages(await collect(full, f"/{name}", 1)) == without_ages(await full.good("GET", f"/{name}")), name
+        assert without_ages(await collect(full, f"/{name}", 1)) == without_ages(
+            await full.good("GET", f"/{name}")
+        ), name
 
 
 async def test_decisions_filter(full):

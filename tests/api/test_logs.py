@@ -6,6 +6,7 @@ import pytest
 
 from tests.api.served import LINES, Agent
 
+
 @pytest.fixture
 async def agent(api, fleet, agent_pool, nursery):
     token = (await api.good("POST", "/nodes/enroll", {"node": "n1"}))["token"]

@@ -72,7 +72,7 @@ def as_process(url: str, *arguments: str, **more: Any) -> Done:
 
 
 def on_terminal(url: str, *arguments: str, env: dict[str, str] | None = None) -> Done:
-    """Runs a command with stdout and stderr on one pseudo-terminal; what both said is in ``out``."""
+    """Runs a command with its stdout on a pseudo-terminal."""
     leader, follower = os.openpty()
     command = [sys.executable, "-m", "controller.cli", *arguments]
     more = {"LLMGW_SERVER": url, "TERM": "xterm", "COLUMNS": "40"} | (env or {})

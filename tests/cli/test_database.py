@@ -23,7 +23,10 @@ def test_upgrade_and_status(empty_database, monkeypatch):
     assert in_thread(["db", "status", "--json"]).document["state"].startswith("empty")
     first = in_thread(["db", "upgrade", "--json"])
     assert (first.code, first.document["state"]) == (0, "up to date")
-    assert in_thread(["db", "upgrade"]).out == f"The database is at revision {first.document['revision']}: up to date.\n"
+    assert (
+        in_thread(["db", "upgrade"]).out
+        == f"The database is at revision {first.document['revision']}: up to date.\n"
+    )
     state = in_thread(["db", "status", "--json"]).document
     assert (state["state"], state["revision"]) == ("up to date", state["program"])
 
@@ -48,9 +51,12 @@ def test_nobody_there(monkeypatch):
 
 
 def test_the_password_is_in_no_argument():
-    given = connection_variables("postgresql://me:s%40cret@db.example:6432/gw?sslmode=verify-full&options=-c%20a.b%3D1")
+    given = connection_variables(
+        "postgresql://me:s%40cret@db.example:6432/gw?sslmode=verify-full&options=-c%20a.b%3D1"
+    )
     assert given == {
-        "PGHOST": "db.example", "PGPORT": "6432", "PGUSER": "me", "PGPASSWORD": "s@cret", "PGDATABASE": "gw",
+        "PGHOST": "db.example", "PGPORT": "6432", "PGUSER": "me", "PGPASSWORD": "s@cret",
+        "PGDATABASE": "gw",
         "PGSSLMODE": "verify-full", "PGOPTIONS": "-c a.b=1 -c search_path=llmgw,llmgw_core",
     }  # fmt: skip
 
@@ -65,7 +71,15 @@ async def test_psql_has_our_views_first(database):
     done = await trio.to_thread.run_sync(ask)
     assert (done.code, done.out) == (0, "0\n"), done
     manual = await trio.to_thread.run_sync(
-        partial(as_process, "", "db", "psql", "-c", "\\dv+", env={"LLMGW_DATABASE_URL": database.url, "PATH": path})
+        partial(
+            as_process,
+            "",
+            "db",
+            "psql",
+            "-c",
+            "\\dv+",
+            env={"LLMGW_DATABASE_URL": database.url, "PATH": path},
+        )
     )
     assert "Every node as llmgwctl nodes shows it" in manual.out
 
@@ -76,13 +90,19 @@ async def test_logs_come_as_text_or_one_document(ctl, database):
     async def answer() -> None:
         while not answered.is_set():
             with database.connect() as db:
-                db.execute("update llmgw_core.ask set answer = E'a\\x1bb\\n', answer_offset = 3, answered_at = clock_timestamp() where answered_at is null")
+                db.execute(
+                    "update llmgw_core.ask set answer = E'a\\x1bb\\n', answer_offset = 3,"
+                    " answered_at = clock_timestamp() where answered_at is null"
+                )
             await trio.sleep(0.05)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer)
         assert await ctl.good("logs", "n1") == "a�b\n"
-        assert (await ctl("logs", "n1", "--json", "-n", "5")).document == {"node": "n1", "text": "a\x1bb\n"}
+        assert (await ctl("logs", "n1", "--json", "-n", "5")).document == {
+            "node": "n1",
+            "text": "a\x1bb\n",
+        }
         answered.set()
 
 
@@ -92,7 +112,9 @@ async def test_G02_a_followed_log_goes_on_until_the_interrupt(ctl, agent_pool, n
     await agent.enroll((await ctl.good("node", "enroll", "n1")).strip())
     nursery.start_soon(agent.run)
     command = [sys.executable, "-m", "controller.cli", "logs", "n1", "-f"]
-    with subprocess.Popen(command, env=ENVIRONMENT | {"LLMGW_SERVER": ctl.url}, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, env=ENVIRONMENT | {"LLMGW_SERVER": ctl.url}, stdout=subprocess.PIPE
+    ) as process:
         line = partial(trio.to_thread.run_sync, process.stdout.readline)
         with trio.fail_after(30):
             assert [await line(), await line()] == [b"one\n", b"two\n"]
