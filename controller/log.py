@@ -11,15 +11,17 @@ import structlog
 def configure(level: str, **ids: object) -> None:
     """Set up structlog for this process; ``ids`` are in every line."""
     terminal = sys.stderr.isatty()
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
-    )
+    # Tracebacks without local variables, which may hold keys.
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if terminal:
+        plain = structlog.dev.plain_traceback
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=plain)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            *([] if terminal else [structlog.processors.dict_tracebacks]),
+            *([] if terminal else [structlog.processors.format_exc_info]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),

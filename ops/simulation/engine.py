@@ -13,7 +13,7 @@ from sql.states import SHARD_FINAL
 if TYPE_CHECKING:
     from agent.assignment import Assignment
     from agent.state import Record
-    from agent.supervise import News
+    from agent.work import News
     from ops.simulation.fleet import Engines
 
 MAX_REQUEST = 1 << 20

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agent.facts import Facts
 from agent.loop import Agent
 from agent.shards import Shards
-from agent.supervise import News
+from agent.work import News
 from ops.simulation.engine import SimShard
 
 if TYPE_CHECKING:
@@ -31,23 +31,15 @@ class SimMachine:
         self.missing: set[str] = set()
         """UUIDs of cards that have fallen off the bus."""
 
-    async def slow(self, kind: str) -> Any:
-        """Facts of one kind."""
-        if kind == "host":
-            return self._node.host()
-        if kind == "gpus":
-            return [card for card in self._node.gpus() if card["uuid"] not in self.missing]
-        if kind == "engines":
-            return self._node.engines()
-        return [
-            {
-                "mount": "/",
-                "filesystem": "simulated",
-                "kind": "local",
-                "total_mib": 1 << 21,
-                "free_mib": 1 << 20,
-            }
-        ]
+    async def slow(self) -> dict[str, Any]:
+        """All slow facts by kind."""
+        disk = {"mount": "/", "filesystem": "simulated", "kind": "local"}
+        return {
+            "host": self._node.host(),
+            "gpus": [card for card in self._node.gpus() if card["uuid"] not in self.missing],
+            "engines": self._node.engines(),
+            "disks": [{**disk, "total_mib": 1 << 21, "free_mib": 1 << 20}],
+        }
 
     async def fast(self, pids: set[int]) -> dict[str, Any]:
         """Load and cards now: nothing else uses them."""
@@ -86,6 +78,9 @@ class SimState:
 
     def save(self, record: Record) -> None:
         """Nothing outlives the simulation."""
+
+    def remove_old_logs(self) -> None:
+        """There are none."""
 
     def forget(self, shard: int) -> None:
         """Nothing outlives the simulation."""

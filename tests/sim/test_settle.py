@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from psycopg.types.json import Jsonb
 
 from agent.door import SqlDoor
 from ops.simulation.fleet import uniform
@@ -68,7 +69,7 @@ async def settle(database: Database, tmp_path: Path, nodes: int, replicas: int) 
         token = fleet.token(None, uses=nodes)
         fleet.controller.execute(
             "select * from llmgw_core.catalog_apply_v1('test', '[]', %s, 'api', null, false)",
-            (fleet.json(catalog(replicas)),),
+            (Jsonb(catalog(replicas)),),
         )
     settings = database.settings(database.agent_url, pool_size=8, command_timeout_s=30)
     with controller(database, tmp_path):
