@@ -25,18 +25,25 @@ if TYPE_CHECKING:
     from tests.conftest import Database
 
 MODELS = 20
+HELD_TWICE = "select count(*) - count(distinct (node_id, gpu_uuid)) from llmgw_core.gpu_claim"
+PROFILE = {"name": "p", "engine": "vllm", "gpu_class": "H100", "fingerprint": "f"}
 
 
 def catalog(replicas: int) -> list[dict[str, object]]:
     """Models of one to four cards that together want ``replicas`` replicas."""
+    each = replicas // MODELS
     return [
         {
-            "name": f"m{number:02}", "source": f"file:/models/{number}", "min_replicas": replicas // MODELS,
-            "max_replicas": replicas // MODELS, "aliases": [], "fallbacks": [],
-            "profiles": [{"name": "p", "engine": "vllm", "gpus": 1 + number % 4, "gpu_class": "H100", "fingerprint": "f"}],
+            "name": f"m{number:02}",
+            "source": f"file:/models/{number}",
+            "min_replicas": each,
+            "max_replicas": each,
+            "aliases": [],
+            "fallbacks": [],
+            "profiles": [{**PROFILE, "gpus": 1 + number % 4}],
         }
         for number in range(MODELS)
-    ]  # fmt: skip
+    ]
 
 
 @contextmanager
@@ -89,8 +96,7 @@ async def settle(database: Database, tmp_path: Path, nodes: int, replicas: int) 
                 )
                 assert await pool.fetchval("select count(*) from llmgw.trouble") == 0
                 assert await pool.fetchval("select sum(restarts) from llmgw.replicas") == 0
-                held = "select count(*) - count(distinct (node_id, gpu_uuid)) from llmgw_core.gpu_claim"
-                assert await pool.fetchval(held) == 0
+                assert await pool.fetchval(HELD_TWICE) == 0
                 refused = "select count(*) from llmgw.decisions where kind = 'refuse'"
                 assert await pool.fetchval(refused) == 0
             nursery.cancel_scope.cancel()
