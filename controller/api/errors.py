@@ -40,11 +40,12 @@ def translate(error: Exception) -> ApiError | None:
     if isinstance(error, database.Refused | database.IllegalMove):
         return ApiError(409, str(error))
     if isinstance(error, database.Conflict):
-        return _later(f"another change was made at the same time: try again ({error})")
+        return later(f"another change was made at the same time: try again ({error})")
     if isinstance(error, database.DatabaseAway):
-        return _later(f"{error}: nothing was answered or changed, try again soon")
+        return later(f"{error}: nothing was answered or changed, try again soon")
     return None
 
 
-def _later(message: str) -> ApiError:
+def later(message: str) -> ApiError:
+    """For what may work soon."""
     return ApiError(503, message, {"Retry-After": str(RETRY_AFTER_S)})

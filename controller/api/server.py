@@ -20,11 +20,12 @@ from controller.api import openapi
 from controller.api.access import Access, AdminSettings, access_of
 from controller.api.bodies import NoQuery
 from controller.api.call import Call, Route
-from controller.api.errors import ApiError, no_store, translate
+from controller.api.errors import ApiError, later, no_store, translate
 from controller.api.paging import NEXT_HEADER, Cursors, Page
 from controller.api.routes import PREFIX, ROUTES
 from controller.catalog.faults import explain, nearest
 from sql import queries
+from sql.errors import DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ BODY_BYTES = 4 * 1024 * 1024
 DROPPED_BYTES = 64 * 1024 * 1024
 """A body over the cap is dropped up to here: a client that still writes reads no answer."""
 BODY_S = 10.0
+SCHEMA_OK = "ok"
 _FREE = frozenset({"/healthz", "/readyz"})
 """What load balancers ask, which have no token. Says nothing about the cluster's content."""
 
@@ -47,6 +49,11 @@ class Context(Protocol):
     @property
     def pool(self) -> Pool | None:
         """None in static mode without Postgres."""
+        ...
+
+    @property
+    def schema(self) -> str:
+        """``ok``, or what is wrong with the database's schema."""
         ...
 
     @property
@@ -71,6 +78,14 @@ class Api:
             self._cursors = Cursors(await pool.fetchval(queries("admin")["cursor_secret"]))
         return pool, self._cursors
 
+    def _explained(self, error: DatabaseError) -> Exception:
+        """What we do not know of Postgres may come from a schema that is not ours."""
+        known = translate(error)
+        schema = self._context.schema
+        if known is None and schema != SCHEMA_OK:
+            return later(f"the database cannot be used by this controller: {schema}")
+        return known or error
+
     def actor(self) -> str:
         """Who sends the present request; ApiError when they may not."""
         return self._access.actor(request.headers, request.scheme)
@@ -83,8 +98,11 @@ class Api:
             body = await _checked_body(route) if route.body is not None else None
             if any("\0" in value for value in path.values()):
                 raise ApiError(404, "a name with a NUL character names nothing")
-            pool, cursors = await self._pool_and_cursors()
-            found = await route.handler(Call(pool, cursors, actor, path, query, body))
+            try:
+                pool, cursors = await self._pool_and_cursors()
+                found = await route.handler(Call(pool, cursors, actor, path, query, body))
+            except DatabaseError as error:
+                raise self._explained(error) from error
             return found if isinstance(found, Response) else _json(found)
         raise ApiError(
             504, f"{route.verb} {route.path} took over {route.deadline_s:.0f} s and was given up"

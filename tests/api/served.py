@@ -38,6 +38,7 @@ class Context:
 
     pool: Pool | None
     config: Settings = field(default_factory=Settings)
+    schema: str = "ok"
 
 
 @asynccontextmanager

@@ -122,6 +122,14 @@ async def test_database_away_503(asyncio_loop):
         assert "nothing was answered or changed" in answer.json()["error"]
 
 
+async def test_a_schema_that_is_not_ours_503(empty_database, asyncio_loop):
+    async with open_pool(DatabaseSettings(url=empty_database)) as pool:
+        context = Context(pool, schema="it is empty")
+        async with serving(context) as url, httpx.AsyncClient(base_url=url) as client:
+            said = await Api(client).bad(503, "GET", "/nodes")
+    assert said == "the database cannot be used by this controller: it is empty"
+
+
 async def test_a_fault_of_our_own_shows_no_inside(api, database):
     with database.connect() as db:
         db.execute("drop view llmgw.nodes cascade")

@@ -111,11 +111,10 @@ async def collect(api, path, limit):
 
 
 async def test_G04_rows_of_one_transaction_are_each_on_one_page(api, database):
-    insert = f"{DECISION} select %s::timestamptz, 1, 'create', 'm', 'r' || i"
-        " from generate_series(1, 25) i"
+    rows = "select %s::timestamptz, 1, 'create', 'm', 'r' || i from generate_series(1, 25) i"
     with database.connect() as db:
         now = db.execute("select clock_timestamp()").fetchone()[0]
-        db.execute(insert, (now,))
+        db.execute(f"{DECISION} {rows}", (now,))
         first = await api("GET", "/decisions?limit=10")
         db.execute(f"{DECISION} values (clock_timestamp(), 1, 'create', 'm', 'newer')")
         db.execute("delete from llmgw_core.decision where reason = 'r25'")  # already shown
