@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from controller.api.paging import Page, page
-from controller.catalog import Catalog, apply
+from controller.catalog.apply import apply
+from controller.catalog.definition import Catalog
 
 if TYPE_CHECKING:
     from controller.api.call import Call

@@ -120,7 +120,7 @@ def _applied(session: Session, done: dict[str, Any]) -> str:
 
 
 def _read(file: str) -> dict[str, Any]:
-    from controller.catalog import CatalogError
+    from controller.catalog.faults import CatalogError
     from controller.catalog.reading import document_of, read_text
 
     try:

@@ -13,7 +13,7 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
-from controller.api import make_app
+from controller.api.server import make_app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,9 +9,10 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from controller.api import make_app, views
+from controller.api import views
 from controller.api.access import is_loopback, read_tokens
 from controller.api.routes import PREFIX, ROUTES
+from controller.api.server import make_app
 from sql.pool import open_pool
 from sql.settings import DatabaseSettings
 from tests.api.served import TINY, Api, Context, Settings, command, serving

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from controller.api.errors import ApiError
 from controller.api.paging import Cursors
-from controller.catalog import Catalog, CatalogError, Model, Pool, Profile, parse
 from controller.catalog.checks import Known, check
+from controller.catalog.definition import Catalog, Model, Pool
+from controller.catalog.faults import CatalogError
+from controller.catalog.profile import Profile
+from controller.catalog.reading import parse
 from controller.catalog.units import mebibytes, seconds
 
 FIELDS = sorted(f for form in (Catalog, Model, Pool, Profile) for f in form.model_fields)

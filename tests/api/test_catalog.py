@@ -7,7 +7,10 @@ import json
 
 import pytest
 
-from controller.catalog import CatalogError, apply, apply_file, fingerprint, parse, read_file
+from controller.catalog.apply import apply, apply_file
+from controller.catalog.faults import CatalogError
+from controller.catalog.profile import fingerprint
+from controller.catalog.reading import parse, read_file
 from controller.catalog.units import mebibytes, seconds
 from sql.errors import Refused
 from tests.api.served import TINY, command

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from controller.router import RouterConfig, Timeouts, run_router
+from controller.router.config import RouterConfig, Timeouts
+from controller.router.server import run_router
 from sql import queries
 from tests.router.wire import Wire, until
 

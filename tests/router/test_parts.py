@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.router import StaticEndpoint, StaticKey
 from controller.router.auth import Key, Keys, static_keys
 from controller.router.body import Asked, read, rewritten
 from controller.router.choose import choose
+from controller.router.config import StaticEndpoint, StaticKey
 from controller.router.deadlines import NEVER, Deadlines, Timed
 from controller.router.errors import ApiError
 from controller.router.exchange import MOVES, State

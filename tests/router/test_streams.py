@@ -10,7 +10,7 @@ import orjson
 import pytest
 import trio
 
-from controller.router import Limits
+from controller.router.config import Limits
 from tests.router.wire import Wire, chat_body, post_bytes, until
 
 if TYPE_CHECKING:

@@ -165,7 +165,7 @@ def post_bytes(path: str, document: Any, *, key: str | None = "sk-test", **heade
 async def until(condition: Callable[[], Any], seconds: float = 5.0) -> Any:
     """Wait for `condition` to hold; returns its value."""
     with trio.move_on_after(seconds):
-        while not (value := condition()):  # noqa: ASYNC110
+        while not (value := condition()):
             await trio.sleep(0.005)  # the condition lives in other threads and callbacks
         return value
     raise AssertionError(f"did not hold within {seconds} s: {condition}")
