@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "weights": "fleet:weights",
     "logs": "logs:logs",
     "keys": "keys:keys",
+    "engine-check": "engine_check:engine_check",
     "db": "database:db",
     "up": "up:up",
 }
