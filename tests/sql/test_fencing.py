@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql.fleet import connected, snapshot
+from tests.sql.fleet import card, connected, snapshot
 
 DEADLINE_S = 20.0
 
@@ -318,49 +318,58 @@ def test_D02_two_commits_of_the_same_cards_one_wins_and_nothing_deadlocks(fleet,
         assert fleet.value("select count(*) from llmgw_core.gpu_claim") == 0
 
 
-@pytest.mark.slow
-def test_reports_and_commits_of_the_same_shards_never_deadlock(fleet, second):
-    """An agent reports shards and lists its cards while the leader moves replicas there."""
+def collide(database, fleet, second, blocked_row, leader, agent):
+    """Lets a commit and a report meet on rows: both wait, the commit first, then may go on.
+
+    ``blocked_row`` is locked until both wait, so that each holds what it took before.
+    """
+    with database.connect() as blocker, blocker.transaction():
+        blocker.execute(blocked_row)
+        runs = [in_thread(leader)]
+        wait_until_blocked(fleet.admin, second)
+        runs.append(in_thread(agent))
+        wait_until_blocked(fleet.admin, fleet.agent)
+    for thread, found in runs:
+        ended(thread)
+        assert not isinstance(found[0], psycopg.Error), found
+
+
+def test_a_report_and_a_commit_of_the_same_shards_do_not_deadlock(database, fleet, second):
     fleet.model("m")
-    node = fleet.node("n1", gpus=4)
-    placed = [fleet.running("m", node, i) for i in range(3)]
-    facts = [
-        {"uuid": f"n1-{i}", "index": i, "name": "x", "class": "c", "memory_mib": 1000}
-        for i in range(4)
-    ]
+    node = fleet.node("n1")
+    placed = [fleet.running("m", node) for _ in range(2)]
     term = fleet.lead()
-    for round_ in range(100):
-        state = ("starting", "ready")[round_ % 2]
-        moves = [
-            {"kind": "move", "replica_id": replica, "from_state": "ready", "to_state": "starting"}
-            if round_ % 2 == 0
-            else {
-                "kind": "move",
-                "replica_id": replica,
-                "from_state": "starting",
-                "to_state": "ready",
-            }
-            for replica, _ in placed[::-1]
-        ]
-        words = [{"shard": shard, "state": state, "error": f"e{round_}"} for _, shard in placed]
-        gate = threading.Barrier(2)
+    move = {"kind": "move", "from_state": "ready", "to_state": "failed"}
+    moves = Jsonb([{**move, "replica_id": replica} for replica, _ in placed[::-1]])
+    words = [{"shard": shard, "state": "draining"} for _, shard in placed]
+    collide(
+        database,
+        fleet,
+        second,
+        f"select from llmgw_core.shard where id = {placed[1][1]} for update",
+        lambda: second.execute("select llmgw_core.commit_plan_v1(%s, %s)", (term, moves)),
+        lambda: fleet.sync(node, shards=words),
+    )
+    assert fleet.rows("select distinct state, desired from llmgw_core.shard") == [
+        {"state": "draining", "desired": "stopped"}
+    ]
 
-        def agent(gate=gate, words=words):
-            gate.wait(DEADLINE_S)
-            fleet.sync(node, shards=words)
-            fleet.report(node, "gpus", facts[::-1])
 
-        def leader(gate=gate, moves=moves):
-            gate.wait(DEADLINE_S)
-            item = Jsonb(moves)
-            return second.execute(
-                "select llmgw_core.commit_plan_v1(%s, %s)", (term, item)
-            ).fetchall()
-
-        runs = [in_thread(agent), in_thread(leader)]
-        for thread, found in runs:
-            ended(thread)
-            assert not isinstance(found[0], psycopg.Error), found
+def test_a_list_of_cards_and_a_commit_that_claims_them_do_not_deadlock(database, fleet, second):
+    fleet.model("m")
+    node = fleet.node("n1", gpus=2)
+    term = fleet.lead()
+    items = Jsonb([fleet.place(fleet.replica("m"), fleet.part(node, 1, 0))])
+    facts = [card(index, uuid=f"n1-{index}") for index in range(2)]
+    collide(
+        database,
+        fleet,
+        second,
+        "select from llmgw_core.gpu where uuid = 'n1-1' for update",
+        lambda: second.execute("select llmgw_core.commit_plan_v1(%s, %s)", (term, items)),
+        lambda: fleet.report(node, "gpus", facts),
+    )
+    assert fleet.value("select count(*) from llmgw_core.gpu_claim") == 2
 
 
 def test_unhealthy_and_unknown_cards_are_not_placed_on(fleet):

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
+from sql.states import SHARD as SHARD_STATES
 from tests.sql.fleet import card, digest, refusal_of, snapshot
 
 ROLES = ("llmgw_agent", "llmgw_read", "llmgw_controller")
@@ -175,137 +176,68 @@ def foreign_rows(fleet, mine):
     return found
 
 
-WORDS = st.sampled_from(
-    [
-        "a",
-        "b",
-        "b-0",
-        "b-1",
-        "a-0",
-        "m",
-        "GPU-0",
-        "N/A",
-        "",
-        "ready",
-        "failed",
-        "../x",
-        "é\U0001f600",
-    ]
-)
+WORDS = st.sampled_from(["", "a", "b", "b-0", "m", "N/A", "ready", "failed", "../x", "\U0001f600"])
+LEAVES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(-1e300, 1e300) | WORDS
 JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | WORDS,
+    LEAVES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=8,
 )
-STATES = st.sampled_from(
-    ["assigned", "starting", "ready", "draining", "stopped", "failed", "gone", None, 7]
-)
+
+
+def odd(names: str):
+    """Fields of these names, each absent or anything."""
+    return dict.fromkeys(names.split(), JUNK)
+
+
+STATES = st.sampled_from([*SHARD_STATES, "gone", None])
+FETCH = st.fixed_dictionaries({}, optional=odd("source bytes_done bytes_total"))
 SHARD = st.fixed_dictionaries(
-    {"shard": st.integers(-1, 5) | JUNK, "state": STATES | JUNK},
-    optional=dict.fromkeys(
-        ("error", "exit_code", "log_tail", "pid", "fetch", "cpu_cores", "memory_bytes", "node_id"),
-        JUNK,
-    ),
+    {"shard": st.integers(0, 3) | JUNK, "state": STATES | JUNK, "fetch": FETCH | JUNK},
+    optional=odd("error exit_code log_tail pid cpu_cores memory_bytes node_id"),
+)
+UUIDS = st.sampled_from(["a-0", "a-1", "b-0"])
+USE = st.fixed_dictionaries(
+    {"uuid": UUIDS | JUNK},
+    optional=odd("memory_used_mib memory_foreign_mib utilization_percent power_w node_id"),
 )
 CARD = st.fixed_dictionaries(
-    {"uuid": WORDS | JUNK},
-    optional=dict.fromkeys(
-        (
-            "index",
-            "name",
-            "class",
-            "memory_mib",
-            "healthy",
-            "problems",
-            "node_id",
-            "memory_used_mib",
-            "memory_foreign_mib",
-            "utilization_percent",
-        ),
-        JUNK,
-    ),
+    {"uuid": UUIDS, "index": st.integers(0, 3), "name": WORDS, "class": WORDS},
+    optional=odd("memory_mib healthy problems numa node_id"),
 )
 REPORT = st.fixed_dictionaries(
-    {},
+    {"shards": st.lists(SHARD, max_size=3), "gpus": st.lists(USE, max_size=3)},
     optional={
-        "boot": JUNK | st.uuids().map(str),
-        "applied_gen": st.integers(-5, 50) | JUNK,
-        "clock": JUNK,
-        "load": JUNK
-        | st.dictionaries(st.sampled_from(["cpu_percent", "load1", "memory_used_mib"]), JUNK),
-        "shards": st.lists(SHARD, max_size=4) | JUNK,
-        "gpus": st.lists(CARD, max_size=4) | JUNK,
-        "node": WORDS,
-        "id": WORDS,
+        **odd("clock node id"),
+        "boot": st.none() | st.uuids().map(str) | WORDS,
+        "applied_gen": st.integers(-5, 50) | LEAVES,
+        "load": JUNK | st.fixed_dictionaries({}, optional=odd("cpu_percent load1 memory_used_mib")),
     },
 )
-ROWS = (
-    st.lists(
-        CARD
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "engine",
-                    "version",
-                    "path",
-                    "state",
-                    "mount",
-                    "filesystem",
-                    "kind",
-                    "total_mib",
-                    "source",
-                    "bytes",
-                    "complete",
-                    "node_id",
-                    "free_mib",
-                    "holds_weights",
-                ]
-            ),
-            JUNK,
-        ),
-        max_size=4,
-    )
-    | JUNK
+ROW = st.fixed_dictionaries(
+    {"engine": WORDS, "mount": WORDS, "filesystem": WORDS, "kind": st.sampled_from(["local", "x"])},
+    optional=odd("version path state source bytes complete total_mib free_mib holds_weights"),
 )
-HOST_FACTS = JUNK | st.dictionaries(
-    st.sampled_from(
-        [
-            "hostname",
-            "mgmt_addr",
-            "arch",
-            "cpu_flags",
-            "cpus_effective",
-            "memory_effective_mib",
-            "labels",
-            "ports",
-            "warnings",
-            "intent",
-            "id",
-            "alloc_gen",
-            "secret_hash",
-        ]
+HOST = st.fixed_dictionaries(
+    {},
+    optional=odd(
+        "hostname mgmt_addr arch cpu_flags cpus_effective memory_effective_mib labels ports"
+        " warnings intent id alloc_gen secret_hash"
     ),
-    JUNK,
+)
+LISTS = st.sampled_from(
+    [f"select agent.report_{what}(%s, %s)" for what in ("engines", "disks", "weights")]
 )
 CALLS = st.one_of(
-    st.tuples(
-        st.just("select agent.sync(%s, %s, %s)"), st.integers(-5, 50) | st.none(), REPORT | JUNK
-    ),
-    st.tuples(st.just("select agent.report_host(%s, %s)"), HOST_FACTS),
-    st.tuples(
-        st.sampled_from(
-            [f"select agent.report_{w}(%s, %s)" for w in ("gpus", "engines", "disks", "weights")]
-        ),
-        ROWS,
-    ),
+    st.tuples(st.just("select agent.sync(%s, %s, %s)"), st.none() | st.integers(-5, 50), REPORT),
+    st.tuples(st.just("select agent.sync(%s, %s, %s)"), st.none(), JUNK),
+    st.tuples(st.just("select agent.report_host(%s, %s)"), HOST | JUNK),
+    st.tuples(st.just("select agent.report_gpus(%s, %s)"), st.lists(CARD, max_size=3) | JUNK),
+    st.tuples(LISTS, st.lists(ROW, max_size=3) | JUNK),
     st.tuples(
         st.just("select agent.report_log(%s, %s, %s, %s)"),
         st.integers(-1, 5),
-        st.text(max_size=20).filter(lambda t: "\0" not in t),
+        WORDS,
         st.integers(-9, 9),
     ),
 )
