@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from controller.router import RouterConfig, StaticEndpoint, StaticKey, Timeouts, run_router
+from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts
+from controller.router.server import run_router
 from tests.fake_engine import FakeEngine
 from tests.router.wire import Answer, Wire, until
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 import zstandard
 
-from controller.router import Limits
+from controller.router.config import Limits
 from tests.router.wire import chat_body, post_bytes, until
 
 if TYPE_CHECKING:

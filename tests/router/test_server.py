@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from controller.router import RouterConfig, StaticEndpoint, StaticKey, Timeouts, run_router
+from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts
+from controller.router.server import run_router
 from controller.router.server import supervise
 from tests.router.conftest import House
 from tests.router.wire import Wire, until
