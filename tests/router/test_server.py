@@ -13,8 +13,7 @@ import pytest
 import trio
 
 from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts
-from controller.router.server import run_router
-from controller.router.server import supervise
+from controller.router.server import run_router, supervise
 from tests.router.conftest import House
 from tests.router.wire import Wire, until
 
