@@ -41,8 +41,11 @@ from llmgw_core.model m
 left join llmgw_core.attempt a on a.model = m.name
 left join lateral (
     select count(*)::int as refused,
-        (select format('%s (%s of %s candidates)', (array_agg(y.reason))[1], count(*), (select count(*) from llmgw_core.rejection z where z.at = a.decision_at and z.decision_id = a.decision_id))
-         from llmgw_core.rejection y where y.at = a.decision_at and y.decision_id = a.decision_id group by y.code order by count(*) desc, y.code limit 1) as main_reason
+        -- What stands in the way of most candidates; a node that may not be used at all explains more than what it lacks.
+        (select format('%s (%s of %s candidates)', (array_agg(y.reason order by y."position"))[1], count(distinct (y.profile, y.node_id)),
+                    (select count(distinct (z.profile, z.node_id)) from llmgw_core.rejection z where z.at = a.decision_at and z.decision_id = a.decision_id))
+         from llmgw_core.rejection y where y.at = a.decision_at and y.decision_id = a.decision_id group by y.code
+         order by count(distinct (y.profile, y.node_id)) desc, y.code like 'node\_%' desc, y.code like '%\_unknown', y.code limit 1) as main_reason
     from llmgw_core.rejection r where r.at = a.decision_at and r.decision_id = a.decision_id) x on true
 order by m.name;
 comment on view llmgw.placements is 'What the latest attempt to place each model came to.';
