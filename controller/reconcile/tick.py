@@ -180,7 +180,8 @@ class Ticker:
 
     async def _wait(self, *, leading: bool) -> None:
         """Until the clock, a hint or a changed number says to tick again."""
-        deadline = trio.current_time() + FULL_S
+        # A fleet whose tick takes long gets the same share of its controller as a small one.
+        deadline = trio.current_time() + max(FULL_S, 2 * (self.stats.seconds or 0.0))
         while trio.current_time() < deadline and not self.hint.is_set():
             with trio.move_on_after(PEEK_S):
                 await self.hint.wait()
