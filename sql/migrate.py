@@ -6,7 +6,6 @@ transaction (F22). A database that is newer than this program is left alone (F23
 
 from __future__ import annotations
 
-import hashlib
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +15,9 @@ from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
 from alembic import command
-from sql.revisions import head, revisions
+from sql.revisions import code_digest, code_files, head, revisions
 
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
     from sqlalchemy import Connection
 
 MIGRATION_LOCK = (7720, 1)
@@ -78,23 +75,6 @@ def upgrade(url: str) -> str:
     return head()
 
 
-def _files(folder: str) -> list[Traversable]:
-    found = (
-        entry
-        for entry in (resources.files("sql") / folder).iterdir()
-        if entry.name.endswith(".sql")
-    )
-    return sorted(found, key=lambda entry: entry.name)
-
-
-def code_digest() -> str:
-    """Digest of all functions and views as this program carries them."""
-    digest = hashlib.sha256()
-    for entry in _files("functions") + _files("views"):
-        digest.update(entry.read_bytes())
-    return digest.hexdigest()
-
-
 def _digest_applied(connection: Connection) -> str | None:
     found: str | None = connection.execute(
         text("select digest from llmgw_core.applied where name = 'functions and views'")
@@ -123,7 +103,7 @@ def apply_code(connection: Connection) -> None:
     ).scalars()
     for view in list(views):  # columns may have changed, which "create or replace" refuses
         run_script(connection, f"drop view if exists {view} cascade")
-    for entry in _files("functions") + _files("views"):
+    for entry in code_files():
         run_script(connection, entry.read_text())
     connection.execute(
         text(

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -113,12 +114,20 @@ def stop_left_over(
         found.append(name)
         try:
             process.send_signal(gentle)
-            try:
-                process.wait(wait_s)
-            except psutil.TimeoutExpired:
+            if not _gone(process, wait_s):
                 process.kill()
-                process.wait(KILL_WAIT_S)
+                _gone(process, KILL_WAIT_S)
         except psutil.NoSuchProcess:
             pass  # it ended in between
         folder.forget_process(name)
     return found
+
+
+def _gone(process: psutil.Process, wait_s: float) -> bool:
+    """Wait for the end of a process that is not our child; one that nobody reaps has ended too."""
+    end = time.monotonic() + wait_s
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True

@@ -7,14 +7,14 @@ import signal
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
 import trio
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from controller.up import CannotStart
-from sql import embedded, logins, migrate
+from sql import embedded, logins, queries
+from sql.revisions import code_digest, head
 
 if TYPE_CHECKING:
     from controller.up.folder import Folder
@@ -73,30 +73,39 @@ def _start(folder: Folder) -> embedded.Server:
 
 
 def _prepare(folder: Folder, url: str) -> dict[str, str]:
+    """Upgrade where needed, make the logins; side -> its URL. Blocks."""
+    where = shown(url)
     try:
-        parsed = make_url(url)
-    except ArgumentError:
-        raise CannotStart(
-            "the database URL cannot be read: it is postgresql://user:password@host:port/database"
-        ) from None
-    shown = parsed.render_as_string(hide_password=True)
+        if not _up_to_date(url):
+            # Takes over a second to import, and is needed at the first start only.
+            from sql import migrate
+
+            migrate.upgrade(url)
+        logins_made = _logins(folder, url)
+    except Exception as error:
+        # SQLAlchemy wraps the driver's errors, and is not imported here.
+        cause = getattr(error, "orig", None) or error
+        if isinstance(cause, psycopg.errors.InsufficientPrivilege):
+            raise CannotStart(
+                f"the user of {where} may not do that: {cause}. The first start needs a user who "
+                "may create schemas and roles (CREATEROLE): the database's owner or a superuser"
+            ) from error
+        if isinstance(cause, psycopg.Error):
+            raise CannotStart(
+                f"the database {where} cannot be used: {cause}\n"
+                "Is it running, and are user, password and database right?"
+            ) from error
+        raise
+    return {side: with_login(url, *login) for side, login in logins_made.items()}
+
+
+def _up_to_date(url: str) -> bool:
     try:
-        migrate.upgrade(url)
-        passwords = _logins(folder, url)
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise CannotStart(
-            f"the user of {shown} may not do that: {error}. The first start needs a user who may "
-            "create schemas and roles (CREATEROLE), as the database's owner or a superuser"
-        ) from error
-    except (SQLAlchemyError, psycopg.Error) as error:
-        raise CannotStart(
-            f"the database {shown} cannot be used: {getattr(error, 'orig', None) or error}\n"
-            "Is it running, and are user, password and database right?"
-        ) from error
-    return {
-        side: parsed.set(username=name, password=password).render_as_string(hide_password=False)
-        for side, (name, password) in passwords.items()
-    }
+        with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+            found = connection.execute(queries("up")["schema"]).fetchone()
+    except psycopg.errors.UndefinedTable:
+        return False
+    return found == (head(), code_digest())
 
 
 def _logins(folder: Folder, url: str) -> dict[str, tuple[str, str]]:
@@ -111,6 +120,26 @@ def _logins(folder: Folder, url: str) -> dict[str, tuple[str, str]]:
             logins.ensure(connection, name, f"llmgw_{side}", password)
             found[side] = (name, password)
     return found
+
+
+def with_login(url: str, name: str, password: str) -> str:
+    """The same database for another user."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(name)}:{quote(password)}@{hosts}"))
+
+
+def shown(url: str) -> str:
+    """A database URL without its password and options. Raises CannotStart for what is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("postgresql", "postgres") or not parts.netloc:
+        raise CannotStart(
+            "the database URL cannot be read: it is postgresql://user:password@host:port/database"
+        )
+    user, _, hosts = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    login = f"{name}{':***' if colon else ''}@" if user else ""
+    return f"{parts.scheme}://{login}{hosts}{parts.path}"
 
 
 LEFT_OVER = {"controller": signal.SIGTERM, "agent": signal.SIGTERM, "postgres": signal.SIGINT}

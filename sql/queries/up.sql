@@ -13,3 +13,8 @@ where m.min_replicas > 0 order by m.name;
 -- name: key_active
 -- Whether a key made earlier still opens this installation.
 select exists (select 1 from llmgw.keys k where k.id = $1::text and k.state = 'active');
+
+-- name: schema
+-- What a database was brought to; an error when it is empty.
+select (select v.version_num from llmgw_core.alembic_version v) as revision,
+    (select a.digest from llmgw_core.applied a where a.name = 'functions and views') as digest;
