@@ -85,6 +85,8 @@ class Ticker:
             await self._wait(leading=term is not None)
 
     async def _lead(self, term: int) -> None:
+        if term != self._term:
+            await self._pool.fetchval(queries("control")["partitions"])
         for _ in range(AGAIN):
             if self._lease.held() != term or not await self.once(term):
                 return

@@ -3,6 +3,9 @@
 create or replace function llmgw.set_node_intent(p_node text, p_intent text, p_reason text default null, p_actor text default null)
 returns text language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 begin
+    if p_intent not in ('ready', 'cordoned', 'draining') then
+        raise exception 'a node may be ready, cordoned or draining, not %', p_intent using errcode = 'LG003';
+    end if;
     update llmgw_core.node set intent = p_intent, intent_reason = case when p_intent = 'ready' then null else p_reason end,
         intent_actor = coalesce(p_actor, session_user), intent_at = clock_timestamp(), alloc_gen = alloc_gen + 1
         where id = p_node;

@@ -113,4 +113,4 @@ end $$;
 comment on function llmgw_core.housekeep_v1(bigint) is 'Removes what nobody needs any more and keeps partitions; idempotent, under the housekeeping term.';
 
 grant execute on function llmgw.key_create_v1(text, text, bytea, text, text[], double precision), llmgw.key_revoke_v1(text, text),
-    llmgw_core.usage_flush_v1(jsonb), llmgw_core.router_report_v1(uuid, jsonb), llmgw_core.housekeep_v1(bigint) to llmgw_controller;
+    llmgw_core.usage_flush_v1(jsonb), llmgw_core.router_report_v1(uuid, jsonb), llmgw_core.housekeep_v1(bigint), llmgw_core.partitions_keep_v1(int) to llmgw_controller;

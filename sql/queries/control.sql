@@ -14,6 +14,10 @@ select llmgw_core.lease_resign_v1($1::text, $2::uuid);
 -- Partitions ahead, old rows away.
 select llmgw_core.housekeep_v1($1::bigint);
 
+-- name: partitions
+-- Partitions for the coming week: an installation that was off for long has none for today.
+select llmgw_core.partitions_keep_v1(7);
+
 -- name: has_schema
 -- Whether anything of ours is in this database.
 select to_regclass('llmgw_core.alembic_version') is not null;
