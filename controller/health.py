@@ -38,5 +38,5 @@ async def _database_trouble(pool: Pool) -> str | None:
         with trio.fail_after(DATABASE_S):
             await pool.fetchval("select 1")
     except (DatabaseError, trio.TooSlowError) as error:
-        return f"the database is away: {error or 'no answer in time'}"
+        return f"the database is away: {str(error) or 'no answer in time'}"
     return None

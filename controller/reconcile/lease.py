@@ -41,6 +41,7 @@ class Lease:
         self._holder = holder
         self._presence = presence
         self._renew_at = self._trusted_until = 0.0
+        self._resigned = False
 
     def held(self) -> int | None:
         """The term that may still be acted under, or None."""
@@ -61,6 +62,8 @@ class Lease:
 
         Raises sql.errors; the duty then ends by `held` unless a later renewal succeeds in time.
         """
+        if self._resigned:
+            return None
         if not self._presence.connected:
             self.step_down("the presence connection is gone")
             return None
@@ -79,7 +82,8 @@ class Lease:
         return self.held()
 
     async def resign(self) -> None:
-        """Give the duty to whoever asks next, at an orderly end."""
+        """Give the duty to whoever asks next, at an orderly end; we do not take it again."""
+        self._resigned = True
         if self.term is None:
             return
         self.step_down("this process ends")

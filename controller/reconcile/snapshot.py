@@ -5,8 +5,10 @@ Called by the tick. The builders are plain functions over rows, so tests need no
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, fields
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from controller.placement.model import (
@@ -23,7 +25,7 @@ from controller.placement.model import (
 from sql import queries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sql.pool import Pool
 
@@ -67,11 +69,11 @@ async def read(pool: Pool) -> Seen:
         assert clock is not None
         tables = {name: await connection.fetch(texts[name]) for name in TABLES}
     snapshot, notes = build(tables)
-    guard_s = next((row["value"] for row in tables["settings"] if row["name"] == "guard"), 60.0)
+    guard_s = _numbers(tables["settings"]).get("guard", 60.0)
     return Seen(snapshot, clock["now"], clock["started_at"], clock["change"], guard_s, tuple(notes))
 
 
-def build(tables: Mapping[str, Iterable[Row]]) -> tuple[Snapshot, list[str]]:
+def build(tables: Mapping[str, Sequence[Row]]) -> tuple[Snapshot, list[str]]:
     """The snapshot, and a sentence for every row that could not be read."""
     notes: list[str] = []
     cards: defaultdict[str, list[Gpu]] = defaultdict(list)
@@ -87,7 +89,7 @@ def build(tables: Mapping[str, Iterable[Row]]) -> tuple[Snapshot, list[str]]:
         "node",
         notes,
     )
-    numbers = {row["name"]: row["value"] for row in tables["settings"]}
+    numbers = _numbers(tables["settings"])
     where = {row["name"]: row["source"] for row in tables["models"]}
     profiles: defaultdict[str, list[Profile]] = defaultdict(list)
     for name, profile in _each(
@@ -103,7 +105,10 @@ def build(tables: Mapping[str, Iterable[Row]]) -> tuple[Snapshot, list[str]]:
         tables["shards"], lambda r: (r["replica_id"], _shard(r)), "shard", notes
     ):
         shards[replica_id].append(shard)
-    replicas = _each(tables["replicas"], lambda r: _replica(r, shards[r["id"]]), "replica", notes)
+    parts = Counter(row["replica_id"] for row in tables["shards"])
+    replicas = _each(
+        tables["replicas"], lambda r: _replica(r, shards[r["id"]], parts[r["id"]]), "replica", notes
+    )
     return Snapshot(tuple(nodes), tuple(models), tuple(replicas), settings(numbers)), notes
 
 
@@ -118,6 +123,26 @@ def _each(rows: Iterable[Row], make: Callable[[Row], T], kind: str, notes: list[
                 f"{kind} row {dict(row)!r:.200} is left out: {type(error).__name__} {error}"
             )
     return made
+
+
+def _whole(made: T) -> T:
+    """``made``, unless it has a null where the model knows none: a constraint was dropped."""
+    kind: Any = type(made)
+    names, values = _required(kind)
+    if None in values(made):
+        nulls = ", ".join(name for name in names if getattr(made, name) is None)
+        raise ValueError(f"null in {nulls}")
+    return made
+
+
+@cache
+def _required(kind: type) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
+    names = tuple(field.name for field in fields(kind) if "None" not in str(field.type))
+    return names, attrgetter(*names)
+
+
+def _numbers(rows: Iterable[Row]) -> dict[str, float]:
+    return {row["name"]: row["value"] for row in rows if row["value"] is not None}
 
 
 def settings(numbers: Mapping[str, float]) -> Settings:
@@ -137,7 +162,7 @@ def settings(numbers: Mapping[str, float]) -> Settings:
 
 
 def _gpu(row: Row) -> Gpu:
-    return Gpu(
+    made = Gpu(
         uuid=row["uuid"],
         index=row["index"],
         class_=row["class"],
@@ -148,13 +173,14 @@ def _gpu(row: Row) -> Gpu:
         numa=row["numa"],
         claims=tuple(Claim(shard, memory) for shard, memory in row["claims"] or ()),
     )
+    return _whole(made)
 
 
 def _node(
     row: Row, cards: list[Gpu], engines: dict[str, tuple[str, ...]], sources: frozenset[str]
 ) -> Node:
     flags = row["cpu_flags"]
-    return Node(
+    made = Node(
         id=row["id"],
         state=row["state"],
         alloc_gen=row["alloc_gen"],
@@ -167,13 +193,14 @@ def _node(
         memory_mib=row["memory_effective_mib"],
         memory_claimed_mib=row["memory_mib"] or 0,
         gpus=tuple(cards),
-        ports=(row["port_first"], row["port_last"]),
+        ports=(int(row["port_first"]), int(row["port_last"])),
         ports_taken=frozenset(row["ports"] or ()),
         engines=engines if row["reported"] else None,
         sources_on_disk=sources,
         mgmt_addr=row["mgmt_addr"],
         shards_live=row["shards"] or 0,
     )
+    return _whole(made)
 
 
 def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:
@@ -188,7 +215,7 @@ def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:
         "start_deadline_s": row["start_deadline_s"] or numbers.get("start_deadline", 1800.0),
         "stop_grace_s": 30.0 if grace is None else grace,
     }
-    return Profile(
+    made = Profile(
         name=row["name"],
         engine=row["engine"],
         fingerprint=row["fingerprint"],
@@ -207,10 +234,11 @@ def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:
         start_deadline_s=row["start_deadline_s"],
         spec=spec,
     )
+    return _whole(made)
 
 
 def _model(row: Row, profiles: list[Profile]) -> Model:
-    return Model(
+    made = Model(
         name=row["name"],
         source=row["source"],
         min_replicas=row["min_replicas"],
@@ -218,13 +246,14 @@ def _model(row: Row, profiles: list[Profile]) -> Model:
         idle_timeout_s=row["idle_timeout_s"],
         profiles=tuple(profiles),
     )
+    return _whole(made)
 
 
 def _shard(row: Row) -> Shard:
     error = row["error"]
     if row["state"] == "failed" and row["log_tail"]:
         error = f"{error or 'failed'}; last words: {row['log_tail'].strip()[-TAIL:]}"
-    return Shard(
+    made = Shard(
         id=row["id"],
         rank=row["rank"],
         node_id=row["node_id"],
@@ -234,9 +263,12 @@ def _shard(row: Row) -> Shard:
         error=error,
         state_at=row["state_at"],
     )
+    return _whole(made)
 
 
-def _replica(row: Row, shards: list[Shard]) -> Replica:
+def _replica(row: Row, shards: list[Shard], parts: int) -> Replica:
+    if len(shards) != parts:
+        raise ValueError("one of its shards cannot be read")
     named = (
         "id",
         "model",
@@ -249,4 +281,4 @@ def _replica(row: Row, shards: list[Shard]) -> Replica:
         "restarts",
     )
     more = ("backoff_until", "error", "drain_deadline", "in_flight", "last_used_at")
-    return Replica(**{name: row[name] for name in named + more}, shards=tuple(shards))
+    return _whole(Replica(**{name: row[name] for name in named + more}, shards=tuple(shards)))

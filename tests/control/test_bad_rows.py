@@ -1,0 +1,129 @@
+"""Rows that cannot be: one costs itself only, and is told of (D10)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.control.duties import cards, duty
+
+GPU = {"gpu_class": "H100", "gpus": 1}
+ENDING = {
+    # name -> statements that a superuser typed, a word that the notes must name
+    "unknown_state_of_a_replica": (
+        "alter table llmgw_core.replica drop constraint replica_state_check;"
+        " alter table llmgw_core.replica disable trigger all;"
+        " update llmgw_core.replica set state = 'haunted' where id = {replica}",
+        "haunted",
+    ),
+    "replica_without_a_time": (
+        "alter table llmgw_core.replica alter created_at drop not null;"
+        " update llmgw_core.replica set created_at = null where id = {replica}",
+        "created_at",
+    ),
+    "replica_without_a_model": (
+        "alter table llmgw_core.replica alter model drop not null;"
+        " update llmgw_core.replica set model = null where id = {replica}",
+        "model",
+    ),
+    "unknown_state_of_a_shard": (
+        "alter table llmgw_core.shard drop constraint shard_state_check;"
+        " alter table llmgw_core.shard disable trigger all;"
+        " update llmgw_core.shard set state = 'haunted' where replica_id = {replica}",
+        "haunted",
+    ),
+    "shard_without_a_time": (
+        "alter table llmgw_core.shard alter state_at drop not null;"
+        " alter table llmgw_core.shard disable trigger all;"
+        " update llmgw_core.shard set state_at = null where replica_id = {replica}",
+        "state_at",
+    ),
+    "shard_without_a_node": (
+        "alter table llmgw_core.shard alter node_id drop not null;"
+        " alter table llmgw_core.shard disable trigger all;"
+        " update llmgw_core.shard set node_id = null where replica_id = {replica}",
+        "node_id",
+    ),
+    "shard_without_a_port": (
+        "alter table llmgw_core.shard alter port drop not null;"
+        " update llmgw_core.shard set port = null where replica_id = {replica}",
+        None,
+    ),
+    "node_without_ports": (
+        "alter table llmgw_core.node alter port_first drop not null;"
+        " update llmgw_core.node set port_first = null where id = 'bad'",
+        "node",
+    ),
+    "node_with_odd_labels": (
+        "alter table llmgw_core.node drop constraint node_labels_check;"
+        """ update llmgw_core.node set labels = '["x"]' where id = 'bad'""",
+        "node",
+    ),
+    "card_without_problems": (
+        "alter table llmgw_core.gpu alter problems drop not null;"
+        " update llmgw_core.gpu set problems = null where node_id = 'bad'",
+        "gpu",
+    ),
+    "card_without_an_index": (
+        "alter table llmgw_core.gpu alter index drop not null;"
+        " update llmgw_core.gpu set index = null where node_id = 'bad'",
+        "index",
+    ),
+    "profile_without_arguments": (
+        "alter table llmgw_core.profile alter cpu_flags drop not null;"
+        " update llmgw_core.profile set cpu_flags = null where model = 'old'",
+        "profile",
+    ),
+    "profile_that_wants_no_number_of_cards": (
+        "alter table llmgw_core.profile alter gpus drop not null;"
+        " update llmgw_core.profile set gpus = null where model = 'old'",
+        "gpus",
+    ),
+    "model_without_a_number": (
+        "alter table llmgw_core.model alter min_replicas drop not null;"
+        " update llmgw_core.model set min_replicas = null where name = 'old'",
+        "min_replicas",
+    ),
+    "setting_without_a_value": (
+        "alter table llmgw_core.setting alter value drop not null;"
+        " update llmgw_core.setting set value = null where name in ('stable', 'guard')",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDING)
+async def test_D10_one_bad_row_stops_nobody_else(asyncio_loop, database, fleet, what):
+    statements, word = ENDING[what]
+    bad = cards(fleet, "bad", 1)
+    fleet.model("old", GPU)
+    async with duty(database.settings()) as one:
+        old, _ = fleet.running("old", bad, 0)
+        # The lease passes from the builder to the ticker.
+        fleet.admin.execute("update llmgw_core.lease set expires_at = clock_timestamp()")
+        fleet.admin.execute(statements.format(replica=old))
+        cards(fleet, "good", 1)
+        fleet.model("m", GPU)
+        for _ in range(3):
+            await one.tick()
+        placed = (
+            "select s.node_id from llmgw_core.shard s join llmgw_core.replica r"
+            " on r.id = s.replica_id where r.model = 'm'"
+        )
+        assert fleet.value(placed) == "good"
+        if word is not None:
+            assert any(word in note for note in one.ticker.stats.notes), one.ticker.stats.notes
+        # The old replica keeps what it holds, so nobody is given its card.
+        assert fleet.value("select count(*) from llmgw_core.gpu_claim where node_id = 'bad'") == 1
+
+
+async def test_D10_a_note_is_logged_once_and_counted(asyncio_loop, database, fleet, capsys):
+    statements, _ = ENDING["model_without_a_number"]
+    fleet.model("old", GPU)
+    fleet.admin.execute(statements)
+    async with duty(database.settings()) as one:
+        for _ in range(3):
+            await one.tick()
+        assert len(one.ticker.stats.notes) == 1
+        fleet.admin.execute("update llmgw_core.model set min_replicas = 1")
+        await one.tick()
+        assert one.ticker.stats.notes == ()
