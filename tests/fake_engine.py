@@ -64,8 +64,11 @@ class _Gone(Exception):
 class FakeEngine:
     """Runs in threads of this process between `start` and `stop`."""
 
-    def __init__(self, default: dict[str, Any] | None = None, port: int = 0) -> None:
+    def __init__(
+        self, default: dict[str, Any] | None = None, port: int = 0, host: str = "127.0.0.1"
+    ) -> None:
         self.default = default or {}
+        self.host = host
         self.records: list[Record] = []
         self.connections = 0
         self._want_port = port
@@ -77,13 +80,13 @@ class FakeEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def start(self) -> FakeEngine:
         self._stopping = False
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port or self._want_port))
+        listener.bind((self.host, self.port or self._want_port))
         listener.listen(512)
         self.port = listener.getsockname()[1]
         self._listener = listener
@@ -367,15 +370,17 @@ def _as_json(record: Record) -> dict[str, Any]:
         "method": record.method, "path": record.path, "headers": record.headers,
         "body": record.body.decode("utf-8", "replace"), "connection": record.connection,
         "nth": record.nth, "closed": record.closed is not None, "answered": record.answered,
+        "started": record.started,  # CLOCK_MONOTONIC: the same clock in every process
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--default", default="{}", help="behaviour of every request, JSON")
     options = parser.parse_args()
-    engine = FakeEngine(json.loads(options.default), options.port).start()
+    engine = FakeEngine(json.loads(options.default), options.port, options.host).start()
     print(json.dumps({"port": engine.port}), flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     engine.stop()

@@ -1,0 +1,459 @@
+"""Life under traffic: clients send requests all the time while things are moved, killed, stopped.
+
+One cluster for the whole file; each test brings models of its own and leaves the cluster whole.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.end_to_end.cluster import Cluster, Shard, clusters, database_to_monotonic
+from tests.end_to_end.traffic import send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.end_to_end.traffic import Sent
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    yield from clusters(Path(tempfile.mkdtemp(prefix="llmgw-test-life-", dir="/var/tmp")))
+
+
+@pytest.fixture
+def said(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Figures of a test, for its report and for people (pytest -s)."""
+
+    def say(**figures: float) -> None:
+        for name, value in figures.items():
+            record_property(name, round(value, 3))
+        print({name: round(value, 3) for name, value in figures.items()})
+
+    return say
+
+
+def test_C13_A01_scale_up_and_down_under_traffic(cluster: Cluster, said: Any) -> None:
+    cluster.fake("scaled")
+    cluster.serving("scaled")
+    with cluster.traffic("scaled") as traffic:
+        cluster.ctl("scale", "scaled", "--min", "2")
+        cluster.serving("scaled", 2)
+        shards = cluster.shards("scaled")
+        slow = {"tokens": 120, "gap": 0.05}  # 6 s
+        streams = [cluster.stream("scaled", fake=slow) for _ in range(6)]
+        cluster.wait(
+            lambda: all(any(_slow(r) for r in _records(s)) for s in shards), "a stream on each"
+        )
+
+        cluster.ctl("scale", "scaled", "--min", "1")
+        drained_at, leaver = cluster.wait(lambda: _draining(cluster, "scaled"), "a drain", 5)
+        (shard,) = (s for s in shards if s.replica == leaver)
+        records: list[dict[str, Any]] = []
+
+        def over() -> bool:
+            records[:] = _records(shard) or records
+            return not shard.alive
+
+        cluster.wait(over, "the drained engine to end")
+        drain_s = time.monotonic() - drained_at
+        ends = [stream.finished() for stream in streams]
+        cluster.serving("scaled", 1)
+
+    traffic.all_answered(60)
+    assert not [sent for sent in ends if sent.failed]
+    late = [r for r in records if r["method"] == "POST" and r["started"] > drained_at + 1]
+    assert not late, late
+    latest = max(r["started"] for r in records if r["method"] == "POST") - drained_at
+    said(drain_s=drain_s, last_new_after_commit_s=latest, requests=len(traffic.sent))
+    nothing_is_left(cluster, shard)
+    cluster.remove("scaled")
+
+
+def nothing_is_left(cluster: Cluster, shard: Shard) -> None:
+    """Port and claims of a stopped shard are free again."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(shard.address)
+    state = "select state from llmgw.shards where id = %s"
+    cluster.wait(lambda: cluster.row(state, shard.id) == ("stopped",), "the shard to be stopped", 5)
+    assert cluster.row("select count(*) from llmgw.replicas where id = %s", shard.replica) == (0,)
+
+
+def _draining(cluster: Cluster, model: str) -> tuple[float, int] | None:
+    """When (monotonic) the replica went draining, and which."""
+    query = (
+        "select extract(epoch from state_at)::double precision, id from llmgw_core.replica"
+        " where model = %s and state = 'draining'"
+    )
+    found = cluster.row(query, model)
+    return None if found is None else (database_to_monotonic(found[0]), found[1])
+
+
+def _records(shard: Shard) -> list[dict[str, Any]]:
+    """What a fake engine saw; nothing when it is gone."""
+    connection = http.client.HTTPConnection(*shard.address, timeout=5)
+    try:
+        connection.request("GET", "/_records")
+        found: list[dict[str, Any]] = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return []
+    else:
+        return found
+    finally:
+        connection.close()
+
+
+def _slow(record: dict[str, Any]) -> bool:
+    return '"gap"' in record["body"] and not record["answered"]
+
+
+def test_D11_drain_of_a_node_under_traffic(cluster: Cluster, said: Any) -> None:
+    cluster.model("moved", least=2)
+    cluster.serving("moved", 2)
+    with cluster.traffic("moved") as traffic:
+        begun = time.monotonic()
+        done = cluster.say("drain", "n1", "--wait", "--timeout", "60s")
+        drain_s = time.monotonic() - begun
+        assert done.returncode == 0, done.stderr
+        cluster.serving("moved", 2)
+        assert {shard.node for shard in cluster.shards("moved")} == {"n2"}
+        replacements_came_first(cluster, "moved")
+
+        cluster.ctl("cordon", "n1", "--reason", "new fan")
+        node_as_new_machine(cluster, "n1")
+        assert cluster.nodes()["n1"] == "cordoned"
+        cluster.ctl("uncordon", "n1")
+        cluster.ctl("scale", "moved", "--min", "3")
+        cluster.serving("moved", 3)
+        assert {shard.node for shard in cluster.shards("moved")} == {"n1", "n2"}
+    traffic.all_answered(60)
+    said(drain_s=drain_s, requests=len(traffic.sent))
+    cluster.remove("moved")
+
+
+def replacements_came_first(cluster: Cluster, model: str) -> None:
+    """At no commit were fewer replicas ready than wanted: each drain follows a new ready one."""
+    query = (
+        "select detail->>'to_state' from llmgw.decisions where model = %s and kind = 'move'"
+        " and detail->>'to_state' in ('ready', 'draining') order by id"
+    )
+    ready = 0
+    states = [state for (state,) in cluster.rows(query, model)]
+    for state in states:
+        ready += 1 if state == "ready" else -1
+        assert state == "ready" or ready >= 2, states
+
+
+def node_as_new_machine(cluster: Cluster, node: str) -> None:
+    """The agent dies with its state; the next one enrols as if the disk had been changed."""
+    boot = cluster.row("select boot from llmgw_core.beat where node_id = %s", node)
+    cluster.agents[node].kill()
+    cluster.join(node, folder=f"{node}-again")
+    query = "select boot from llmgw_core.beat where node_id = %s"
+    cluster.wait(lambda: cluster.row(query, node) != boot, "the new agent to be seen", 15)
+
+
+def test_D08_killed_engines_come_back(cluster: Cluster, said: Any) -> None:
+    cluster.model("killed")
+    cluster.fake("leaving")
+    cluster.serving("killed")
+    cluster.serving("leaving")
+    first, leaving = cluster.shard("killed"), cluster.shard("leaving")
+    with cluster.traffic("killed") as traffic:
+        first.kill()
+        failed_at = time.monotonic()
+        told = cluster.wait(lambda: _failed(cluster, "killed"), "the failure to be told", 5)
+        leaving.kill(signal.SIGTERM)  # it exits 0
+        cluster.serving("killed")
+        back_s = time.monotonic() - failed_at
+        assert "signal 9" in told["error"], told
+        assert cluster.shard("killed").pid != first.pid
+        cluster.shard("killed").kill()
+        restarts = "select restarts from llmgw.replicas where model = %s"
+        cluster.wait(lambda: cluster.row(restarts, "killed") == (2,), "a second restart")
+        cluster.serving("killed")
+    cluster.serving("leaving")
+    assert cluster.row(restarts, "leaving") == (1,)
+    everything_refused_cleanly(traffic.failures)
+    assert not traffic.sent[-1].failed
+    said(back_s=back_s, refused=len(traffic.failures), requests=len(traffic.sent),
+         slowest_s=max(sent.took_s for sent in traffic.failures))  # fmt: skip
+    backoff_grew(cluster, "killed")
+    cluster.remove("killed")
+    cluster.remove("leaving")
+
+
+def _failed(cluster: Cluster, model: str) -> dict[str, Any] | None:
+    """The replica as `llmgwctl replicas` tells it, once it has failed."""
+    (replica,) = cluster.ctl("replicas", "--model", model)
+    return replica if replica.get("error") else None
+
+
+def everything_refused_cleanly(failures: list[Sent]) -> None:
+    """Each an answer at once that says when to come again, or a stream that says it broke."""
+    assert failures
+    for sent in failures:
+        assert sent.took_s < 5, sent
+        if sent.status != 200:
+            assert sent.status in (502, 503), sent
+            assert sent.retry_after is not None, sent
+        else:
+            assert "error" in (sent.error or ""), sent
+
+
+def backoff_grew(cluster: Cluster, model: str) -> None:
+    query = (
+        "select extract(epoch from to_timestamp((detail->>'backoff_until')::float) - at)::float"
+        " from llmgw.decisions where model = %s and detail->>'to_state' = 'failed' order by id"
+    )
+    first, second = (wait_s for (wait_s,) in cluster.rows(query, model))
+    assert 0.5 < first < 1.5 < second < 2.5
+
+
+def test_A07_stream_of_a_killed_engine_says_so(cluster: Cluster) -> None:
+    cluster.fake("cut")
+    cluster.serving("cut")
+    stream = cluster.stream("cut", fake={"tokens": 1000, "gap": 0.05})
+    shard = cluster.shard("cut")
+    cluster.wait(lambda: any(_slow(r) for r in _records(shard)), "the stream to run", 5)
+    shard.kill()
+    sent = stream.finished()
+    assert sent.status == 200
+    assert "upstream_failed" in (sent.error or ""), sent
+    query = "select status from llmgw.usage_recent where request_id = %s"
+    cluster.wait(lambda: cluster.row(query, sent.id) == ("partial",), "the row to say partial", 5)
+    cluster.remove("cut")
+
+
+def test_D04_killed_agent_is_followed_by_one_that_adopts(cluster: Cluster) -> None:
+    cluster.model("adopted")
+    cluster.serving("adopted")
+    shard = cluster.shard("adopted")
+    seen: set[str] = set()
+    with cluster.traffic("adopted") as traffic:
+        boot = cluster.row("select boot from llmgw_core.beat where node_id = %s", shard.node)
+        cluster.agents[shard.node].kill()
+        cluster.join(shard.node, folder=_folder(cluster, shard.node))
+
+        def known_again() -> bool:
+            seen.add(cluster.nodes()[shard.node])
+            query = (
+                "select boot, applied_gen = alloc_gen from llmgw_core.beat"
+                " join llmgw_core.node on id = node_id where node_id = %s"
+            )
+            new, whole = cluster.row(query, shard.node) or (None, False)
+            return whole and (new,) != boot
+
+        cluster.wait(known_again, "the new agent to speak", 15)
+        cluster.serving("adopted")
+    traffic.all_answered()
+    assert seen == {"ready"}
+    assert cluster.shard("adopted").pid == shard.pid
+    assert cluster.row("select restarts from llmgw.replicas where model = 'adopted'") == (0,)
+    cluster.remove("adopted")
+
+
+def _folder(cluster: Cluster, node: str) -> str:
+    """The node's state directory: D11's test gave it a new one."""
+    again = f"{node}-again"
+    return again if (cluster.folder / again).exists() else node
+
+
+def test_D10_engine_that_never_starts_says_why(cluster: Cluster, said: Any) -> None:
+    cluster.model("sound")
+    cluster.serving("sound")
+    with cluster.traffic("sound") as traffic:
+        cluster.model("broken", args=["--no-such-flag", "7"])
+        told = cluster.wait(lambda: _failed(cluster, "broken"), "the failure to be told", 10)
+        status = cluster.say("status").stdout
+    traffic.all_answered(5)
+    assert "unrecognized arguments: --no-such-flag" in told["error"]
+    assert "code 2" in told["error"]
+    assert "broken" in status, status
+    query = (
+        "select extract(epoch from d.at - s.created_at)::float from llmgw.decisions d"
+        " join llmgw_core.shard s on s.replica_id = d.replica where d.model = 'broken'"
+        " and d.detail->>'to_state' = 'failed' order by d.id, s.id limit 1"
+    )
+    (from_placement_s,) = cluster.row(query)
+    assert from_placement_s < 5
+    said(placed_to_failed_s=from_placement_s)
+    cluster.remove("broken")
+    cluster.remove("sound")
+
+
+def test_A01_model_removed_while_a_stream_runs(cluster: Cluster, said: Any) -> None:
+    cluster.fake("leaver")
+    cluster.model("stayer")
+    cluster.serving("leaver")
+    cluster.serving("stayer")
+    shard = cluster.shard("leaver")
+    stream = cluster.stream("leaver", fake={"tokens": 100, "gap": 0.05})
+    with cluster.traffic("stayer") as traffic:
+        cluster.wait(lambda: any(_slow(r) for r in _records(shard)), "the stream to run", 5)
+        cluster.ctl("model", "remove", "leaver")
+        removed_at = time.monotonic()
+        for port, _ in cluster.ports:
+            answer = cluster.wait(lambda p=port: _refused(cluster, p, "leaver"), "404", 2)
+            assert (answer.status, answer.error) == (404, answer.error)
+            assert "does not exist" in (answer.error or "")
+        assert stream.running
+        assert not stream.finished().failed
+        cluster.gone("leaver")
+        assert not shard.alive
+        gone_s = time.monotonic() - removed_at
+    traffic.all_answered()
+    said(removed_to_gone_s=gone_s)
+    cluster.remove("stayer")
+
+
+def _refused(cluster: Cluster, port: int, model: str, key: str | None = None) -> Sent | None:
+    sent = send(port, key or cluster.key, model, stream=False)
+    return sent if sent.status in (401, 404) else None
+
+
+def test_B19_revoked_key_is_refused_everywhere(cluster: Cluster, said: Any) -> None:
+    cluster.model("locked")
+    cluster.serving("locked")
+    made = cluster.ctl("keys", "create", "short")
+    for port, _ in cluster.ports:
+        cluster.wait(
+            lambda p=port: not send(p, made["key"], "locked", stream=False).failed, "a key", 2
+        )
+    cluster.ctl("keys", "revoke", made["id"])
+    at = time.monotonic()
+    for port, _ in cluster.ports:
+        answer = cluster.wait(lambda p=port: _refused(cluster, p, "locked", made["key"]), "401", 2)
+        assert answer.status == 401
+    said(revoked_s=time.monotonic() - at)
+    cluster.remove("locked")
+
+
+def test_D29_silent_node_is_replaced_and_comes_back(cluster: Cluster, said: Any) -> None:
+    cluster.model("silent")
+    cluster.serving("silent")
+    shard = cluster.shard("silent")
+    other = {"n1": "n2", "n2": "n1"}[shard.node]
+    cluster.set("unreachable_after", 2)
+    cluster.set("lost_after", 4)
+    seen: list[str] = []
+
+    def replaced() -> list[Shard]:
+        state = cluster.nodes()[shard.node]
+        seen.extend([state] if state not in seen else [])
+        return [s for s in cluster.shards("silent") if s.node == other]
+
+    agent = cluster.agents[shard.node].process.pid
+    try:
+        with cluster.traffic("silent") as traffic:
+            at = time.monotonic()
+            os.kill(agent, signal.SIGSTOP)
+            (new,) = cluster.wait(replaced, "a replacement on the other node", 20)
+            cluster.wait(lambda: cluster.answers(0, "silent"), "the replacement to serve", 5)
+            replaced_s = time.monotonic() - at
+            os.kill(agent, signal.SIGCONT)
+            at = time.monotonic()
+            cluster.wait(lambda: not shard.alive, "the old engine to be stopped", 10)
+            stopped_s = time.monotonic() - at
+            cluster.wait(lambda: cluster.nodes()[shard.node] == "ready", "the node to be ready", 5)
+            cluster.serving("silent")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+        cluster.set("unreachable_after", 30)
+        cluster.set("lost_after", 120)
+    assert seen == ["ready", "unreachable", "lost"]
+    assert cluster.shard("silent").pid == new.pid
+    refused = traffic.failures
+    assert all(sent.status in (502, 503) and sent.retry_after for sent in refused), refused[:3]
+    said(replaced_s=replaced_s, stopped_s=stopped_s, refused=len(refused),
+         requests=len(traffic.sent))  # fmt: skip
+    cluster.remove("silent")
+
+
+def test_F22_leader_killed_under_traffic(cluster: Cluster, said: Any) -> None:
+    cluster.model("steady")
+    cluster.serving("steady")
+    leader = cluster.leader()
+    with cluster.traffic("steady", 1 - leader) as traffic:
+        term = cluster.row("select term from llmgw.leases where name = 'tick'")
+        cluster.kill_controller(leader)
+        at = time.monotonic()
+        cluster.model("late")
+        query = "select term from llmgw.leases where name = 'tick' and held"
+        cluster.wait(lambda: cluster.row(query) not in (None, term), "a new leader", 5)
+        takeover_s = time.monotonic() - at
+        cluster.wait(lambda: cluster.shards("late"), "the new model to run", 10)
+        placed = "select min(created_at) from llmgw_core.shard s join llmgw_core.replica r"
+        placed += " on r.id = s.replica_id where r.model = 'late'"
+        (created,) = cluster.row(placed)
+        placed_s = database_to_monotonic(created.timestamp()) - at
+    traffic.all_answered()
+    assert placed_s < 5
+    said(takeover_s=takeover_s, placed_s=placed_s, requests=len(traffic.sent))
+    cluster.controllers.append(cluster.controller())
+    cluster.remove("late")
+    cluster.remove("steady")
+
+
+def test_F25_postgres_away_and_back(cluster: Cluster, said: Any) -> None:
+    cluster.set("guard", 60)
+    cluster.set("unreachable_after", 2)
+    cluster.set("lost_after", 4)  # shorter than the outage: only the guard keeps the replica
+    cluster.model("kept")
+    cluster.serving("kept")
+    shard = cluster.shard("kept")
+    admins = [admin for _, admin in cluster.ports]
+    with cluster.traffic("kept") as traffic:
+        cluster.stop_postgres()
+        at = time.monotonic()
+        for admin in admins:
+            cluster.wait(lambda a=admin: "database" in _not_ready(a), "/readyz to say why", 5)
+        cluster.wait(lambda: time.monotonic() > at + 5, "the outage to last", 10)
+        cluster.start_postgres()
+        at = time.monotonic()
+        for admin in admins:
+            cluster.wait(lambda a=admin: not _not_ready(a), "/readyz to recover", 15)
+        ready_s = time.monotonic() - at
+        both = {"n1": "ready", "n2": "ready"}
+        cluster.wait(lambda: cluster.nodes() == both, "both nodes to be ready", 15)
+        nodes_s = time.monotonic() - at
+    traffic.all_answered(100)
+    assert [s.pid for s in cluster.shards("kept")] == [shard.pid]
+    assert cluster.row("select restarts from llmgw.replicas where model = 'kept'") == (0,)
+    every_request_has_one_row(cluster, [sent.id for sent in traffic.sent])
+    said(ready_s=ready_s, nodes_s=nodes_s, requests=len(traffic.sent))
+    cluster.model("after")
+    cluster.serving("after")
+
+
+def _not_ready(admin: int) -> str:
+    """What /readyz says, '' when it is ready."""
+    connection = http.client.HTTPConnection("127.0.0.1", admin, timeout=5)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        said = answer.read().decode()
+        return "" if answer.status == 200 else said
+    finally:
+        connection.close()
+
+
+def every_request_has_one_row(cluster: Cluster, ids: list[str]) -> None:
+    query = "select request_id, status from llmgw.usage_recent where request_id = any(%s)"
+    cluster.wait(lambda: len(cluster.rows(query, ids)) >= len(ids), "all usage rows", 10)
+    rows = cluster.rows(query, ids)
+    assert sorted(name for name, _ in rows) == sorted(ids)
+    assert {status for _, status in rows} == {"ok"}
