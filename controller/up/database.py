@@ -67,7 +67,10 @@ def _start(folder: Folder) -> embedded.Server:
     try:
         server = embedded.start(base)
     except (embedded.EmbeddedPostgresError, OSError) as error:
-        raise CannotStart(f"{error}\nAnother Postgres can be named with --database-url.") from error
+        hint = "Another Postgres can be named with --database-url."
+        if "user does not exist" in str(error):
+            hint = f"Postgres wants its user in /etc/passwd; yours has the number only. {hint}"
+        raise CannotStart(f"{error}\n{hint}") from error
     folder.remember_process("postgres", server.process.pid)
     return server
 

@@ -103,7 +103,8 @@ async def run(options: Options, announce: Announce) -> int:
 async def _until_signal(installation: Installation) -> int:
     """Live until a signal or the end, then stop in order; a second signal makes it quick."""
     live, gentle = trio.CancelScope(), trio.CancelScope()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal was closed
+    with trio.open_signal_receiver(*wanted) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_on_signals, signals, live, gentle, installation.report)
             try:

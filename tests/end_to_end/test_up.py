@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import openai
+import psycopg
 import pytest
 
 from tests.end_to_end.installation import Up, installations
@@ -160,6 +161,18 @@ def test_unreachable_database_is_named_without_its_password(up: Up) -> None:
     assert done.returncode == 1
     assert "postgresql://me:***@127.0.0.1:9/none cannot be used" in done.stderr
     assert "hidden" not in done.stderr + done.stdout
+
+
+def test_given_database_is_used_and_left_running(
+    up: Up, empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMGW_DATABASE_URL", empty_database)
+    done = up.run("--catalog", str(up.catalog), "--check")
+    assert done.returncode == 0, done.stderr
+    assert "first token" in done.stderr
+    assert not (up.state_dir / "postgres").exists()
+    with psycopg.connect(empty_database) as connection:
+        assert connection.execute("select name from llmgw.models").fetchall() == [("tiny-test",)]
 
 
 def test_bad_catalog_is_refused_with_its_fault(up: Up) -> None:
