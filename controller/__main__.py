@@ -15,7 +15,15 @@ import trio
 
 from controller import __version__
 from controller.app import LIFELINE, UNUSABLE, Supervisor, die_with_parent
-from controller.config import BadConfig, Settings, lifeline, load, runtime_dir, shown
+from controller.config import (
+    BadConfig,
+    Settings,
+    host_port,
+    lifeline,
+    load,
+    runtime_dir,
+    shown,
+)
 from controller.log import configure
 
 if TYPE_CHECKING:
@@ -55,16 +63,19 @@ def main(path: Path | None, check_config: bool, worker: int, **flags: Any) -> No
 
 
 def _run(settings: Settings, worker: int) -> int:
-    runtime = runtime_dir(settings)
-    if settings.role == "all":
-        return trio.run(Supervisor(settings, _arguments(), runtime).run)
-    code = 0
-    try:
-        trio.run(_alone, settings, _role(settings, runtime, worker))
-    except* OSError as group:
-        click.echo(f"llmgw-controller: {_words(_first(group), settings)}", err=True)
-        code = UNUSABLE
-    return code
+    with runtime_dir(settings) as runtime:
+        if settings.role == "all":
+            return trio.run(Supervisor(settings, _arguments(), runtime).run)
+        code = 0
+        try:
+            trio.run(_alone, settings, _role(settings, runtime, worker))
+        except* OSError as group:
+            said = _port_trouble(_first(group), settings)
+            if said is None:  # not about the port: a bug or the machine, and a restart may help
+                raise
+            click.echo(f"llmgw-controller: {said}", err=True)
+            code = UNUSABLE
+        return code
 
 
 def _role(settings: Settings, runtime: Path, worker: int) -> Callable[[], Awaitable[None]]:
@@ -99,15 +110,21 @@ def _arguments() -> list[str]:
     return sys.argv[1:]
 
 
-def _words(error: BaseException, settings: Settings) -> str:
+def _port_trouble(error: BaseException, settings: Settings) -> str | None:
+    """Why the port cannot be had and what to do, or None when the error is about something else."""
+    router = settings.role == "router"
+    where = settings.listen if router else settings.admin_listen
+    flag = "--listen" if router else "--admin-listen"
     number = getattr(error, "errno", None)
-    where = settings.listen if settings.role == "router" else settings.admin_listen
-    flag = "--listen" if settings.role == "router" else "--admin-listen"
     if number == errno.EADDRINUSE:
         return f"{where} is taken by another program; choose another with {flag} host:port"
     if number == errno.EACCES:
         return f"{where} may not be opened by this user; choose a port above 1023 with {flag}"
-    return f"{where} cannot be used: {error}"
+    if number == errno.EADDRNOTAVAIL:
+        return f"{where} is no address of this machine; choose one with {flag} host:port"
+    if isinstance(number, int) and number < 0:  # of getaddrinfo
+        return f"the host {host_port(where)[0]!r} is not known; check {flag}"
+    return None
 
 
 if __name__ == "__main__":

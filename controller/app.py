@@ -112,6 +112,8 @@ class Supervisor:
                 child.arguments, env=self._env, stdin=subprocess.DEVNULL, pass_fds=[self._lifeline],
                 start_new_session=True,
             )  # fmt: skip
+            if self._stopping.is_set():  # it came to be while the others were told to end
+                self._send(child, signal.SIGTERM)
             code = await child.process.wait()
             if self._stopping.is_set():
                 break

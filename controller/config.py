@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import tempfile
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from controller.catalog.faults import explain
-from controller.catalog.units import Seconds  # noqa: TC001 - pydantic reads it at run time
+from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic reads them
 from controller.router.config import StaticEndpoint
 from sql.settings import DatabaseSettings, url_from_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PREFIX = "LLMGW_"
 SYSTEM_FILE = Path("/etc/llmgw/llmgw.toml")
@@ -51,6 +56,22 @@ class Timeouts(BaseModel):
     total: Seconds = Field(3600.0, description="of one request")
 
 
+class Limits(BaseModel):
+    """What one client can make a router process hold."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    body: Mebibytes = Field(
+        32, description="one request's body as sent; images as base64 are normal (MiB)"
+    )
+    inflated_body: Mebibytes = Field(
+        32, description="the same after decompression, which a small body may abuse (MiB)"
+    )
+    connections: int = Field(
+        20_000, ge=1, description="open client connections; more are closed at once"
+    )
+
+
 class Settings(BaseModel):
     """What one controller is told. Everything about the fleet comes from the database."""
 
@@ -64,7 +85,9 @@ class Settings(BaseModel):
     admin_tls_cert: Path | None = Field(None, description="PEM chain for the admin port")
     admin_tls_key: Path | None = Field(None, description="PEM key for the admin port")
     insecure: bool = Field(False, description="allow an admin port off loopback without TLS")
-    database: DatabaseSettings | None = Field(None, description="absent: static mode")
+    database: DatabaseSettings | None = Field(
+        None, description="how to reach Postgres; absent: static mode, nothing is recorded"
+    )
     migrate_url: SecretStr | None = Field(
         None, description="who may upgrade the schema, when the database's own login may not"
     )
@@ -72,8 +95,15 @@ class Settings(BaseModel):
     endpoints: tuple[str, ...] = Field((), description="id=URL=model[,model]: fixed replicas")
     keys: tuple[Key, ...] = Field((), description="client keys of static mode")
     drain: Seconds = Field(30.0, description="running requests get this long at SIGTERM")
-    timeouts: Timeouts = Field(default_factory=lambda: Timeouts.model_validate({}))
-    log_level: Literal["debug", "info", "warning"] = "info"
+    timeouts: Timeouts = Field(
+        default_factory=lambda: Timeouts.model_validate({}), description="deadlines of requests"
+    )
+    limits: Limits = Field(
+        default_factory=lambda: Limits.model_validate({}), description="bounds per router process"
+    )
+    log_level: Literal["debug", "info", "warning"] = Field(
+        "info", description="the quietest lines that are still written"
+    )
     runtime_dir: Path | None = Field(None, description="sockets between our processes")
 
     @field_validator("listen", "admin_listen")
@@ -92,8 +122,8 @@ class Settings(BaseModel):
 
 def host_port(value: str) -> tuple[str, int]:
     """`host:port`, `:port` or `[v6]:port`; ValueError for anything else."""
-    host, _, port = value.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    host, colon, port = value.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ValueError(f'{value!r} is not host:port, as "0.0.0.0:8080" or ":8080"')
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - ":8080" means every address
 
@@ -123,8 +153,9 @@ def load(path: Path | None, flags: dict[str, Any]) -> Settings:
     document |= _from_environment()
     document |= {name: value for name, value in flags.items() if value not in (None, ())}
     url = url_from_environment()
-    if url is not None:
-        document["database"] = {**document.get("database", {}), "url": url}
+    given = document.get("database", {})
+    if url is not None and isinstance(given, dict):  # else: refused below, with the reason
+        document["database"] = {**given, "url": url}
     try:
         settings = Settings.model_validate(document)
     except ValidationError as error:
@@ -148,7 +179,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 def _from_environment() -> dict[str, Any]:
     simple = {
         name for name, field in Settings.model_fields.items()
-        if name not in ("database", "endpoints", "keys", "timeouts")
+        if name not in ("database", "endpoints", "keys", "timeouts", "limits")
     }  # fmt: skip
     return {
         name: os.environ[PREFIX + name.upper()]
@@ -164,6 +195,11 @@ def _judge(settings: Settings) -> None:
             "nothing to serve: name a database (LLMGW_DATABASE_URL or [database] url) or "
             "fixed replicas (--endpoint id=URL=model)"
         )
+    if (settings.admin_tls_cert is None) != (settings.admin_tls_key is None):
+        raise BadConfig("admin_tls_cert and admin_tls_key go together: one of them is missing")
+    if settings.role != "router":
+        for name in ("admin_token_file", "admin_tls_cert", "admin_tls_key"):
+            _readable(name, getattr(settings, name))
     host, _ = host_port(settings.admin_listen)
     if settings.role != "router" and not is_loopback(host):
         if settings.admin_token_file is None:
@@ -178,6 +214,16 @@ def _judge(settings: Settings) -> None:
             )
 
 
+def _readable(name: str, path: Path | None) -> None:
+    """Told here, where the setting has a name, and not by whoever opens the file later."""
+    if path is None:
+        return
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise BadConfig(f"{name} {path} cannot be read: {error.strerror}") from None
+
+
 def shown(settings: Settings) -> dict[str, Any]:
     """The effective settings with secrets hidden."""
     document = settings.model_dump(mode="json", exclude_none=True)
@@ -186,12 +232,18 @@ def shown(settings: Settings) -> dict[str, Any]:
     return document
 
 
-def runtime_dir(settings: Settings) -> Path:
-    """A private folder for sockets; made when it is not set or missing."""
-    if settings.runtime_dir is None:
-        return Path(tempfile.mkdtemp(prefix="llmgw-"))
-    settings.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return settings.runtime_dir
+@contextmanager
+def runtime_dir(settings: Settings) -> Iterator[Path]:
+    """A private folder for sockets: the one that is set (kept), or a new one (removed after)."""
+    if settings.runtime_dir is not None:
+        settings.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield settings.runtime_dir
+        return
+    made = Path(tempfile.mkdtemp(prefix="llmgw-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def child_environment(runtime: Path) -> dict[str, str]:

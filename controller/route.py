@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from controller import __version__
 from controller.config import endpoint, host_port
-from controller.router.config import RouterConfig, StaticKey, Timeouts
+from controller.router.config import MIB, Limits, RouterConfig, StaticKey, Timeouts
 from controller.router.server import run_router
 from sql import queries
 from sql.listen import listen
@@ -29,7 +29,7 @@ POOL_SIZE = 2
 def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> RouterConfig:
     """What one router process is told."""
     host, port = host_port(settings.listen)
-    limits = settings.timeouts
+    times, bounds = settings.timeouts, settings.limits
     keys = (StaticKey(k.id, k.secret.get_secret_value(), k.models) for k in settings.keys)
     return RouterConfig(
         id=name,
@@ -39,11 +39,16 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         stats_socket=str(runtime / f"router-{worker}.sock"),
         endpoints=tuple(endpoint(text) for text in settings.endpoints),
         keys=tuple(keys),
+        limits=Limits(
+            body_bytes=bounds.body * MIB,
+            inflated_bytes=bounds.inflated_body * MIB,
+            connections=bounds.connections,
+        ),
         timeouts=Timeouts(
-            connect_s=limits.connect,
-            headers_s=limits.headers,
-            idle_s=limits.idle,
-            total_s=limits.total,
+            connect_s=times.connect,
+            headers_s=times.headers,
+            idle_s=times.idle,
+            total_s=times.total,
             drain_s=settings.drain,
         ),
     )

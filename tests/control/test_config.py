@@ -1,0 +1,228 @@
+"""Settings: where they come from, what is refused and how it is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from controller.__main__ import main
+from controller.config import (
+    BadConfig,
+    Settings,
+    child_environment,
+    endpoint,
+    host_port,
+    is_loopback,
+    load,
+    runtime_dir,
+    shown,
+)
+from controller.route import router_config
+
+README = Path(__file__).parents[2] / "controller" / "README.md"
+ENDPOINT = "a=http://10.0.0.7:8000=llama"
+STATIC = f'endpoints = ["{ENDPOINT}"]\n'
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    """Nothing of the machine's own settings."""
+    for name in (*Settings.model_fields, "database_url"):
+        monkeypatch.delenv(f"LLMGW_{name.upper()}", raising=False)
+    return monkeypatch
+
+
+@pytest.fixture
+def of(tmp_path):
+    """Settings of a file's text and flags."""
+
+    def read(text: str = STATIC, **flags: Any) -> Settings:
+        path = tmp_path / "llmgw.toml"
+        path.write_text(text)
+        return load(path, flags)
+
+    return read
+
+
+def fault(of, text: str = STATIC, **flags: Any) -> str:
+    with pytest.raises(BadConfig) as caught:
+        of(text, **flags)
+    return str(caught.value)
+
+
+def test_flags_win_over_environment_over_file(of, bare):
+    text = STATIC + 'listen = ":1"\nworkers = 2\nlog_level = "debug"\n'
+    assert (of(text).listen, of(text).workers) == (":1", 2)
+    bare.setenv("LLMGW_LISTEN", ":2")
+    bare.setenv("LLMGW_WORKERS", "3")
+    assert (of(text).listen, of(text).workers) == (":2", 3)
+    found = of(text, listen=":3", workers=None, endpoints=())
+    assert (found.listen, found.workers, found.log_level) == (":3", 3, "debug")
+
+
+def test_defaults_are_the_contracts(of):
+    found = of()
+    assert host_port(found.listen) == ("0.0.0.0", 8080)
+    assert found.admin_listen == "127.0.0.1:9090"
+    assert (found.role, found.drain) == ("all", 30)
+
+
+def test_durations_and_sizes_are_written_with_units_and_reach_the_router(of, tmp_path):
+    found = of(
+        STATIC
+        + 'drain = "5m"\n[timeouts]\nidle = "90s"\n[limits]\nbody = "1GiB"\nconnections = 7\n'
+    )
+    config = router_config(found, tmp_path, 1, "me")
+    assert (config.timeouts.drain_s, config.timeouts.idle_s) == (300, 90)
+    assert (config.limits.body_bytes, config.limits.connections) == (2**30, 7)
+    assert config.stats_socket == str(tmp_path / "router-1.sock")
+    assert "not a size" in fault(of, STATIC + "[limits]\nbody = 5\n")
+    assert "not a duration" in fault(of, STATIC + 'drain = "soon"\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("wokers = 2\n", "unknown field 'wokers', did you mean 'workers'?"),
+        ("[timeouts]\nidel = 1\n", "timeouts: unknown field 'idel', did you mean 'idle'?"),
+        ('[database]\nurl = "x"\npoolsize = 3\n', "did you mean 'pool_size'?"),
+        ("workers = 0\n", "workers: must be greater than or equal to 1, not '0'"),
+        ('listen = "8080"\n', '\'8080\' is not host:port, as "0.0.0.0:8080" or ":8080"'),
+        ('role = "router "\n', "role: must be 'all', 'control' or 'router'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_nearest_right_name(of, text, said):
+    assert said in fault(of, text if "[" not in text else STATIC + text)
+
+
+def test_a_file_that_cannot_be_read_or_parsed(of, tmp_path):
+    assert "is no TOML" in fault(of, "listen = :8080")
+    with pytest.raises(BadConfig, match=r"cannot be read: No such file"):
+        load(tmp_path / "nowhere.toml", {})
+
+
+def test_nothing_to_serve_is_exit_2():
+    done = CliRunner().invoke(main, [])
+    assert done.exit_code == 2
+    assert "nothing to serve: name a database (LLMGW_DATABASE_URL" in done.stderr
+
+
+def test_the_databases_url_comes_from_the_environment_and_other_settings_from_the_file(of, bare):
+    bare.setenv("LLMGW_DATABASE_URL", "postgresql://from-env")
+    found = of("[database]\npool_size = 9\n").database
+    assert found is not None
+    assert (found.url.get_secret_value(), found.pool_size) == ("postgresql://from-env", 9)
+    # A string in place of the table is a fault, not a crash.
+    assert "database: must be" in fault(of, 'database = "postgresql://x"\n')
+
+
+def test_an_admin_port_that_others_can_reach_needs_token_and_tls(of, tmp_path):
+    token, cert, key = (tmp_path / name for name in ("token", "cert", "key"))
+    for path in (token, cert, key):
+        path.write_text("x")
+    wide = {"admin_listen": "0.0.0.0:9090"}
+    assert "set admin_token_file" in fault(of, **wide)
+    wide["admin_token_file"] = token
+    assert "would send tokens in clear text" in fault(of, **wide)
+    assert of(**wide, insecure=True).insecure
+    assert of(**wide, admin_tls_cert=cert, admin_tls_key=key)
+    assert "one of them is missing" in fault(of, **wide, admin_tls_cert=cert)
+    missing = {**wide, "admin_token_file": tmp_path / "gone"}
+    assert "admin_token_file" in (said := fault(of, **missing, insecure=True))
+    assert "No such file" in said
+    # A router opens no admin port.
+    assert of(admin_listen="0.0.0.0:9090", role="router")
+
+
+def test_check_config_prints_everything_and_no_secret(of, tmp_path, bare):
+    path = tmp_path / "llmgw.toml"
+    path.write_text(
+        'migrate_url = "postgresql://m:hunter3@h/d"\n[database]\nurl = "postgresql://u:hunter2@h/d"\n'
+        '[[keys]]\nid = "k"\nsecret = "hunter4"\n'
+    )
+    done = CliRunner().invoke(main, ["--config", str(path), "--check-config", "--workers", "3"])
+    assert done.exit_code == 0
+    document = json.loads(done.stdout)
+    assert (document["workers"], document["keys"][0]["id"]) == (3, "k")
+    assert "hunter" not in done.output
+    assert "hunter" not in repr(load(path, {})) + str(shown(load(path, {})))
+
+
+def models_of(form: type[BaseModel]) -> list[type[BaseModel]]:
+    inner = [
+        value.default_factory and type(value.default_factory())  # type: ignore[call-arg, misc]
+        for value in form.model_fields.values()
+    ]
+    return [form, *(m for m in inner if isinstance(m, type) and issubclass(m, BaseModel))]
+
+
+@pytest.mark.parametrize("form", models_of(Settings), ids=lambda form: form.__name__)
+def test_every_setting_says_what_it_is_for(form):
+    assert {name: f.description for name, f in form.model_fields.items() if not f.description} == {}
+
+
+def test_endpoints():
+    found = endpoint("a=http://10.0.0.7:8000=llama,big")
+    assert (found.id, found.url, found.models) == ("a", "http://10.0.0.7:8000", ("llama", "big"))
+    # A query in the URL holds "=" too.
+    assert endpoint("a=http://h/?x=1=m").url == "http://h/?x=1"
+    for bad in ("a", "a=b", "=http://h=m", "a=http://h=", "a=ftp://h=m"):
+        with pytest.raises(ValueError, match="is not id=URL=model"):
+            endpoint(bad)
+
+
+def test_addresses():
+    assert host_port("[::1]:80") == ("::1", 80)
+    assert host_port(":80") == ("0.0.0.0", 80)
+    assert [is_loopback(h) for h in ("127.0.0.9", "::1", "localhost", "0.0.0.0", "h")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    for bad in ("80", "h:", "h:99999", "h:-1", ""):
+        with pytest.raises(ValueError, match="is not host:port"):
+            host_port(bad)
+
+
+def test_a_made_runtime_folder_is_private_and_goes_again(of, tmp_path):
+    with runtime_dir(of()) as made:
+        assert made.stat().st_mode & 0o777 == 0o700
+        (made / "router-0.sock").touch()
+    assert not made.exists()
+    kept = of(STATIC + f'runtime_dir = "{tmp_path / "run"}"\n')
+    with runtime_dir(kept) as given_:
+        assert child_environment(given_)["LLMGW_RUNTIME_DIR"] == str(tmp_path / "run")
+    assert given_.is_dir()
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.text(max_size=5), SCALARS)
+
+
+def refusal(document: dict[str, Any]) -> str | None:
+    """Why these settings are refused, or None when they are taken."""
+    try:
+        load(None, document)
+    except BadConfig as error:
+        return str(error)
+    return None
+
+
+@examples(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@given(st.dictionaries(st.sampled_from(sorted(Settings.model_fields)), VALUES, max_size=5))
+def test_any_value_is_taken_or_refused_in_words(document):
+    assert refusal(document) != ""
+
+
+def test_the_readme_names_settings_that_exist(of):
+    blocks = re.findall(r"```toml\n(.*?)```", README.read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert of(block)
