@@ -215,7 +215,7 @@ async def _ready(installation: Installation, pool: Pool, key: str) -> list[Progr
     while True:
         waited_s = trio.current_time() - began
         try:
-            rows = [dict(row) for row in await pool.fetch(queries("up")["wanted"])]
+            rows = [dict(row) for row in await pool.fetch(queries("up")["wanted"], waited_s)]
         except DatabaseError as error:
             raise CannotStart(f"the database went away: {error}") from error
         models = readiness.judge(rows, waited_s)

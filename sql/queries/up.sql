@@ -1,8 +1,11 @@
 -- What `llmgwctl up` asks, with the controller's rights.
 
 -- name: wanted
--- Every model that should have replicas, how far each replica is, and what keeps it.
-select m.name, m.aliases, m.ready_replicas, p.placed, p.outcome,
+-- Every model that should have replicas, how far each is, and what keeps it; ready counts when its agents said so within $1 seconds.
+select m.name, m.aliases, p.placed, p.outcome,
+    (select count(*) from llmgw.replicas r where r.model = m.name and r.state = 'ready' and not exists (
+        select 1 from jsonb_to_recordset(r.shards) as s (node text, state text) join llmgw.nodes n on n.id = s.node
+        where s.state <> 'ready' or n.last_seen_ago is null or n.last_seen_ago >= $1::double precision)) as ready_replicas,
     (select jsonb_agg(jsonb_build_object('id', r.id, 'state', r.state, 'error', r.error, 'restarts', r.restarts, 'shards', r.shards) order by r.id)
      from llmgw.replicas r where r.model = m.name) as replicas,
     (select jsonb_agg(distinct n.reason) from llmgw.rejections n where n.model = m.name) as reasons,
