@@ -56,7 +56,7 @@ async def test_hanging_tool_is_killed_with_its_children(machine, tmp_path):
     assert result.stdout == "partly\n"
     assert "no answer within 0.3 s" in result.error
     with trio.fail_after(5):
-        while _runs(int(marker.read_text())):  # noqa: ASYNC110 - another process's state
+        while _runs(int(marker.read_text())):
             await trio.sleep(0.01)
 
 
@@ -107,7 +107,7 @@ async def test_stuck_thread_is_given_up_and_not_doubled():
     release.set()
     with trio.fail_after(5):
         # The thread tells nobody when it is through: asking again is the only way to know.
-        while await bounded(lambda: "back", key="dead nfs", timeout_s=5) is None:  # noqa: ASYNC110
+        while await bounded(lambda: "back", key="dead nfs", timeout_s=5) is None:
             await trio.sleep(0.01)
 
 
