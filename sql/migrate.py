@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 from alembic.config import Config
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
@@ -95,16 +96,18 @@ def apply_code(connection: Connection) -> None:
     """Re-applies functions and views whole, in the caller's transaction, as the owner role."""
     run_script(connection, "alter table llmgw_core.alembic_version owner to llmgw_owner")
     run_script(connection, "set local role llmgw_owner")
-    views = connection.execute(
-        text(
-            "select format('%I.%I', schemaname, viewname) from pg_views"
-            " where schemaname in ('llmgw', 'llmgw_core')"
-        )
-    ).scalars()
-    for view in list(views):  # columns may have changed, which "create or replace" refuses
-        run_script(connection, f"drop view if exists {view} cascade")
-    for entry in code_files():
+    functions, views = code_files("functions"), code_files("views")
+    for entry in functions:
         run_script(connection, entry.read_text())
+    try:
+        # In place where that is possible, so that what people granted on views stays.
+        with connection.begin_nested():
+            for entry in views:
+                run_script(connection, entry.read_text())
+    except psycopg.Error:
+        _drop_views(connection)
+        for entry in views:
+            run_script(connection, entry.read_text())
     connection.execute(
         text(
             "insert into llmgw_core.applied (name, digest) values ('functions and views', :digest)"
@@ -114,3 +117,15 @@ def apply_code(connection: Connection) -> None:
     )
     connection.execute(text("select llmgw_core.partitions_keep_v1(7)"))
     run_script(connection, "reset role")
+
+
+def _drop_views(connection: Connection) -> None:
+    """Columns may have changed, which "create or replace" refuses."""
+    found = connection.execute(
+        text(
+            "select format('%I.%I', schemaname, viewname) from pg_views"
+            " where schemaname in ('llmgw', 'llmgw_core')"
+        )
+    ).scalars()
+    for view in list(found):
+        run_script(connection, f"drop view if exists {view} cascade")

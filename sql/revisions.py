@@ -27,19 +27,16 @@ def head() -> str:
     return revisions()[-1]
 
 
-def code_files() -> list[Traversable]:
-    """Functions, then views, in the order in which they are applied."""
-    found: list[Traversable] = []
-    for folder in ("functions", "views"):
-        entries = (resources.files("sql") / folder).iterdir()
-        found += sorted((e for e in entries if e.name.endswith(".sql")), key=lambda e: e.name)
-    return found
+def code_files(folder: str) -> list[Traversable]:
+    """The files of ``functions`` or ``views`` in the order in which they are applied."""
+    entries = (resources.files("sql") / folder).iterdir()
+    return sorted((e for e in entries if e.name.endswith(".sql")), key=lambda e: e.name)
 
 
 @cache
 def code_digest() -> str:
     """Digest of all functions and views as this program carries them."""
     digest = hashlib.sha256()
-    for entry in code_files():
+    for entry in code_files("functions") + code_files("views"):
         digest.update(entry.read_bytes())
     return digest.hexdigest()

@@ -260,3 +260,25 @@ def test_a_plain_database_owner_may_upgrade_once_given_the_owner_role(
         admin.execute("update llmgw_core.applied set digest = 'old'")
     assert migrate.upgrade(url) == migrate.head()
     assert differences(empty_database, expected) == {}
+
+
+def test_an_upgrade_keeps_what_people_granted_on_views(database):
+    with database.connect() as connection:
+        connection.execute(
+            "do $$ begin create role test_grafana; exception when others then null; end $$"
+        )
+        connection.execute("grant select on llmgw.nodes to test_grafana")
+        connection.execute("update llmgw_core.applied set digest = 'older'")
+    migrate.upgrade(database.url)
+    with database.connect() as connection:
+        granted = "select has_table_privilege('test_grafana', 'llmgw.nodes', 'select')"
+        assert connection.execute(granted).fetchone() == (True,)
+
+
+def test_an_upgrade_replaces_views_whose_columns_changed(database):
+    with database.connect() as connection:
+        connection.execute("drop view llmgw.locks; create view llmgw.locks as select 1 as one")
+        connection.execute("update llmgw_core.applied set digest = 'older'")
+    migrate.upgrade(database.url)
+    with database.connect() as connection:
+        assert connection.execute("select lock from llmgw.locks limit 0").description
