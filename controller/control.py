@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 TICK_OVERDUE_S = 15.0
 HOUSEKEEPING_OVERDUE_S = 120.0
 RETRY_S = 1.0
-APP_END_S = 5
+APP_END_S = 2
+"""hypercorn waits this long at the end even for a connection on which nobody asks anything."""
 
 log = structlog.get_logger()
 
@@ -68,11 +69,18 @@ async def run(settings: Settings, runtime: Path) -> None:
                 context.pool = pool
                 async with trio.open_nursery() as duties:
                     _start_duties(context, pool, duties, reloads)
+                    duties.start_soon(_resign, context, stop)
                     await _serve(context, stop)
-                    for lease in context.leases.values():
-                        await lease.resign()
                     duties.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
+
+
+async def _resign(context: ControlContext, stop: trio.Event) -> None:
+    """Gives our duties back before the admin port closes, which may take APP_END_S."""
+    await stop.wait()
+    async with trio.open_nursery() as nursery:
+        for lease in context.leases.values():
+            nursery.start_soon(lease.resign)
 
 
 async def _signals(

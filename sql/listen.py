@@ -56,15 +56,12 @@ async def listen(
     state = state or ListenState()
     attempt = 0
     while True:
+        connects = state.connects
         try:
-            await _session(settings, on_hint, on_connect, presence, state, application)
+            await _session(settings, on_hint, on_connect, on_lost, presence, state, application)
         except DatabaseAway as error:
             state.error = str(error)
-        finally:
-            was, state.connected = state.connected, False
-            if was and on_lost is not None:
-                on_lost()
-        attempt = 0 if was else min(attempt + 1, len(RETRY_S) - 1)
+        attempt = 0 if state.connects > connects else min(attempt + 1, len(RETRY_S) - 1)
         await trio.sleep(RETRY_S[attempt])
 
 
@@ -72,6 +69,7 @@ async def _session(
     settings: DatabaseSettings,
     on_hint: Callable[[str], None],
     on_connect: Callable[[], Awaitable[None]],
+    on_lost: Callable[[], None] | None,
     presence: int | None,
     state: ListenState,
     application: str,
@@ -114,6 +112,10 @@ async def _session(
                 await ended.wait()
         raise DatabaseAway("the LISTEN connection ended")
     finally:
+        # First the news: closing a dead connection takes seconds.
+        was, state.connected = state.connected, False
+        if was and on_lost is not None:
+            on_lost()
         with trio.CancelScope(shield=True):
             await _close(raw)
 

@@ -48,8 +48,10 @@ class Duty:
 
 
 @asynccontextmanager
-async def duty(settings: DatabaseSettings) -> AsyncIterator[Duty]:
-    """Joined and present, as control.py does it."""
+async def duty(
+    settings: DatabaseSettings, channel: DatabaseSettings | None = None
+) -> AsyncIterator[Duty]:
+    """Joined and present, as control.py does it; ``channel`` when LISTEN goes another way."""
     async with open_pool(settings) as pool, trio.open_nursery() as nursery:
         name, state, joined = uuid.uuid4(), ListenState(), trio.Event()
         number = await pool.fetchval(
@@ -64,8 +66,8 @@ async def duty(settings: DatabaseSettings) -> AsyncIterator[Duty]:
 
         nursery.start_soon(
             partial(
-                listen, settings, lambda _: ticker.wake(), connected, presence=number, state=state,
-                on_lost=lambda: lease.step_down("presence lost"),
+                listen, channel or settings, lambda _: ticker.wake(), connected,
+                presence=number, state=state, on_lost=lambda: lease.step_down("presence lost"),
             )
         )  # fmt: skip
         with trio.fail_after(20):
