@@ -25,12 +25,20 @@ class Unplaceable(Answer):
     reason: str | None = None
 
 
+class Failing(Answer):
+    """A model with a replica whose latest launch failed."""
+
+    name: str
+    reason: str
+
+
 class ModelTotals(Answer):
     """Models of the catalog."""
 
     total: int
     satisfied: int
     unplaceable: list[Unplaceable]
+    failing: list[Failing]
 
 
 class IdleReplica(Answer):

@@ -12,6 +12,7 @@ from controller.cli.words import age, bar, counts, gigabytes, joined, size
 if TYPE_CHECKING:
     from controller.cli.session import Session
 
+ERROR_WIDTH = 240
 NODE_COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
 WEIGHT_COLUMNS = ("NODE", "SOURCE", "SIZE", "COMPLETE", "IN CATALOG", "PATH")
 
@@ -36,12 +37,19 @@ def _status_text(session: Session, found: dict[str, Any]) -> str:
         f"models: {models['satisfied']} of {models['total']} satisfied",
         *(f"  {m['name']} cannot be placed: {m.get('reason', 'see explain-placement')}"
           for m in models["unplaceable"]),
+        *(f"  {m['name']} fails: {_one_line(m['reason'])}" for m in models["failing"]),
         f"replicas: {counts(found['replicas'])}",
         f"idle longest: {joined(idle)}",
         f"routers: {router['requests_per_s']:g} requests/s, {router['errors']} errors in the last "
         f"minute, {'-' if in_flight is None else in_flight} in flight",
         f"controllers: {control['alive']} alive, {control['routers']} routers; leader: {leader}",
     )  # fmt: skip
+
+
+def _one_line(text: str) -> str:
+    """Both ends of a long error: what happened, and the engine's last words."""
+    whole = " ".join(text.split())
+    return whole if len(whole) <= ERROR_WIDTH else f"{whole[:90]} ... {whole[95 - ERROR_WIDTH :]}"
 
 
 def _capacity(session: Session, classes: list[dict[str, Any]]) -> str:

@@ -99,6 +99,7 @@ def upstream_failed(model: str, why: str) -> ApiError:
         "server_error",
         "upstream_failed",
         f"The engine that serves model '{model}' failed: {why}. The request may be sent again.",
+        retry_after_s=1,
     )
 
 

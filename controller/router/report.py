@@ -55,13 +55,15 @@ class Reporter:
         await self._pool.fetchval(self._queries["router_report"], self.router_id, self.use())
 
     def use(self) -> list[dict[str, Any]]:
+        """One row per replica, though one that came back has two pools while the old one ends."""
         now = time.monotonic()
-        rows = []
+        rows: dict[int, dict[str, Any]] = {}
         for pool in self._core.fleet.everyone():
             if pool.id is None:
                 continue  # a static endpoint is nobody's replica
-            row: dict[str, Any] = {"replica_id": pool.id, "in_flight": pool.in_flight}
+            row = rows.setdefault(pool.id, {"replica_id": pool.id, "in_flight": 0})
+            row["in_flight"] += pool.in_flight
             if pool.last_used is not None:
-                row["last_used_age_ms"] = int((now - pool.last_used) * 1000)
-            rows.append(row)
-        return rows
+                age_ms = int((now - pool.last_used) * 1000)
+                row["last_used_age_ms"] = min(age_ms, row.get("last_used_age_ms", age_ms))
+        return list(rows.values())

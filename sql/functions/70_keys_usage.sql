@@ -65,9 +65,13 @@ begin
         where exists (select 1 from llmgw_core.replica x where x.id = r.replica_id)
         on conflict (router_id, replica_id) do update set in_flight = excluded.in_flight,
             last_used_at = coalesce(excluded.last_used_at, u.last_used_at), reported_at = excluded.reported_at;
+    -- What it no longer tells of, it no longer runs: a replica that left its table in between must not count as busy for ever.
+    update llmgw_core.router_use u set in_flight = 0, last_used_at = clock_timestamp(), reported_at = clock_timestamp()
+        where u.router_id = p_router and u.in_flight > 0
+            and not exists (select 1 from jsonb_to_recordset(p_uses) as r (replica_id bigint) where r.replica_id = u.replica_id);
     update llmgw_core.controller set seen_at = clock_timestamp() where id = p_router;
 end $$;
-comment on function llmgw_core.router_report_v1(uuid, jsonb) is 'What a router runs on each replica right now.';
+comment on function llmgw_core.router_report_v1(uuid, jsonb) is 'What a router runs on each replica right now; on all others it runs nothing.';
 
 create or replace function llmgw_core.partitions_keep_v1(p_ahead int) returns int
 language plpgsql security definer set search_path = llmgw_core, pg_temp set timezone = 'UTC' set datestyle = 'ISO' as $$

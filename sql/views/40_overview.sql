@@ -21,7 +21,10 @@ select
     (select coalesce(jsonb_object_agg(s.state, s.n), '{}') from (select state, count(*) n from llmgw_core.replica where state <> 'gone' group by state) s) as replicas,
     (select jsonb_build_object('total', count(*), 'satisfied', count(*) filter (where m.ready_replicas >= m.min_replicas),
         'unplaceable', coalesce(jsonb_agg(jsonb_build_object('name', m.name, 'reason', p.main_reason) order by m.name)
-                                filter (where p.placed = false and m.total_replicas > m.ready_replicas), '[]'))
+                                filter (where p.placed = false and m.total_replicas > m.ready_replicas), '[]'),
+        'failing', (select coalesce(jsonb_agg(jsonb_build_object('name', f.model, 'reason', f.error) order by f.model), '[]')
+                    from (select distinct on (r.model) r.model, r.error from llmgw_core.replica r
+                          where r.error is not null and r.state in ('failed', 'pending', 'starting') order by r.model, r.state_at desc) f))
      from llmgw.models m join llmgw.placements p on p.model = m.name) as models,
     (select coalesce(jsonb_agg(jsonb_build_object('name', i.model, 'replica', i.id, 'idle_seconds', i.idle_seconds, 'gpus', i.held) order by i.idle_seconds desc), '[]')
      from (select r.model, r.id, r.idle_seconds, (select count(*) from llmgw_core.gpu_claim c join llmgw_core.shard s on s.id = c.shard_id where s.replica_id = r.id) as held

@@ -282,7 +282,8 @@ def test_D10_engine_that_never_starts_says_why(cluster: Cluster, said: Any) -> N
     traffic.all_answered(5)
     assert "unrecognized arguments: --no-such-flag" in told["error"]
     assert "code 2" in told["error"]
-    assert "broken" in status, status
+    assert "broken fails: " in status, status
+    assert "unrecognized arguments: --no-such-flag 7" in status, status
     query = (
         "select extract(epoch from d.at - s.created_at)::float from llmgw.decisions d"
         " join llmgw_core.shard s on s.replica_id = d.replica where d.model = 'broken'"
@@ -396,7 +397,7 @@ def test_F22_leader_killed_under_traffic(cluster: Cluster, said: Any) -> None:
         cluster.wait(lambda: cluster.row(query) not in (None, term), "a new leader", 5)
         takeover_s = time.monotonic() - at
         cluster.wait(lambda: cluster.shards("late"), "the new model to run", 10)
-        placed = "select min(created_at) from llmgw_core.shard s join llmgw_core.replica r"
+        placed = "select min(s.created_at) from llmgw_core.shard s join llmgw_core.replica r"
         placed += " on r.id = s.replica_id where r.model = 'late'"
         (created,) = cluster.row(placed)
         placed_s = database_to_monotonic(created.timestamp()) - at
@@ -430,7 +431,7 @@ def test_F25_postgres_away_and_back(cluster: Cluster, said: Any) -> None:
         both = {"n1": "ready", "n2": "ready"}
         cluster.wait(lambda: cluster.nodes() == both, "both nodes to be ready", 15)
         nodes_s = time.monotonic() - at
-    traffic.all_answered(100)
+    traffic.all_answered(50)
     assert [s.pid for s in cluster.shards("kept")] == [shard.pid]
     assert cluster.row("select restarts from llmgw.replicas where model = 'kept'") == (0,)
     every_request_has_one_row(cluster, [sent.id for sent in traffic.sent])

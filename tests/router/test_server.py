@@ -230,6 +230,26 @@ async def test_a_draining_replica_gets_nothing_new(
     running.stop()
 
 
+async def test_a_replica_that_came_back_elsewhere_is_told_of_once(
+    nursery: trio.Nursery, engine: FakeEngine
+) -> None:
+    shelf = Shelf(engine)
+    running, hint = await start_on(shelf, nursery)
+    wire = await Wire.open(running.port)
+    how = {"tokens": 4, "gap": 0.1}
+    await wire.post("/v1/chat/completions", {"model": "m", "stream": True, "fake": how})
+    await wire.until(b"tok0")
+    shelf.replicas[0] = {**shelf.replicas[0], "endpoint": f"{engine.url}/elsewhere"}
+    hint("")
+    await until(lambda: len(running.core.fleet.everyone()) == 2)
+    shelf.reports.clear()
+    _, uses = (await until(lambda: shelf.reports))[0]
+    assert [(use["replica_id"], use["in_flight"]) for use in uses] == [(5, 1)]
+    await wire.until(b"[DONE]")
+    wire.close()
+    running.stop()
+
+
 async def test_the_last_good_table_serves_while_the_database_is_away(
     nursery: trio.Nursery, engine: FakeEngine
 ) -> None:

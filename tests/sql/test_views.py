@@ -77,6 +77,25 @@ def use(fleet, replica, in_flight, age_ms=None, router=ROUTER):
     fleet.controller.execute("select llmgw_core.router_report_v1(%s, %s)", (router, Jsonb([row])))
 
 
+def test_what_a_router_no_longer_tells_of_it_no_longer_runs(fleet):
+    fleet.model("m")
+    first, second = fleet.replica("m"), fleet.replica("m")
+    use(fleet, first, 2, router="00000000-0000-0000-0000-00000000000b")
+    use(fleet, first, 1, age_ms=60_000)
+    use(fleet, second, 3)  # the first left this router's table in between
+    rows = fleet.rows(
+        "select replica_id, in_flight, last_used_at is null as unused from llmgw_core.router_use"
+        " order by replica_id, router_id"
+    )
+    assert [tuple(row.values()) for row in rows] == [
+        (first, 0, False),
+        (first, 2, True),
+        (second, 3, True),
+    ]
+    age = "extract(epoch from clock_timestamp() - max(last_used_at))"
+    assert fleet.value(f"select {age} < 30 from llmgw_core.router_use")  # it ended just now
+
+
 def usage_row(number, **more):
     return {
         "id": number,
@@ -338,6 +357,7 @@ def test_the_summary_counts(fleet, lived_in):
         "total": 2,
         "satisfied": 1,
         "unplaceable": [{"name": "other", "reason": "because of memory (1 of 1 candidates)"}],
+        "failing": [],
     }
     [gpus] = row["gpus"]
     assert (gpus["total"], gpus["used"], gpus["free"], gpus["unavailable"]) == (4, 1, 1, 2)
