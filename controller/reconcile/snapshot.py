@@ -11,6 +11,8 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import trio
+
 from controller.placement.model import (
     Claim,
     Gpu,
@@ -42,6 +44,8 @@ TABLES = (
     "replicas",
     "shards",
 )
+THREAD_ABOVE = 2000
+"""Nodes and cards from which building leaves the loop for a thread."""
 TAIL = 600
 """Characters of an engine's last words that go into an error; the log has the rest."""
 
@@ -61,24 +65,32 @@ class Seen:
     notes: tuple[str, ...]
 
 
-async def read(pool: Pool) -> Seen:
-    """One REPEATABLE READ transaction; raises sql.errors."""
+Kept = dict[tuple[str, str], tuple[Row, Gpu]]
+"""(node, uuid) -> the row of the last read and what was made of it: of 40,000 cards few change
+between two ticks."""
+
+
+async def read(pool: Pool, kept: Kept | None = None) -> Seen:
+    """One REPEATABLE READ transaction; raises sql.errors. ``kept`` is the caller's, for reuse."""
     texts = queries("tick")
     async with pool.transaction(isolation="repeatable_read", readonly=True) as connection:
         clock = await connection.fetchrow(texts["now"])
         assert clock is not None
         tables = {name: await connection.fetch(texts[name]) for name in TABLES}
-    snapshot, notes = build(tables)
+    if len(tables["gpus"]) + len(tables["nodes"]) < THREAD_ABOVE:
+        snapshot, notes = build(tables, kept)
+    else:  # 5,000 nodes of 8 cards take 0.3 s, in which nothing else would be answered
+        snapshot, notes = await trio.to_thread.run_sync(build, tables, kept)
     guard_s = _numbers(tables["settings"]).get("guard", 60.0)
     return Seen(snapshot, clock["now"], clock["started_at"], clock["change"], guard_s, tuple(notes))
 
 
-def build(tables: Mapping[str, Sequence[Row]]) -> tuple[Snapshot, list[str]]:
+def build(
+    tables: Mapping[str, Sequence[Row]], kept: Kept | None = None
+) -> tuple[Snapshot, list[str]]:
     """The snapshot, and a sentence for every row that could not be read."""
     notes: list[str] = []
-    cards: defaultdict[str, list[Gpu]] = defaultdict(list)
-    for node_id, card in _each(tables["gpus"], lambda r: (r["node_id"], _gpu(r)), "gpu", notes):
-        cards[node_id].append(card)
+    cards = _cards(tables["gpus"], {} if kept is None else kept, notes)
     engines: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
     for row in tables["engines"]:
         engines[row["node_id"]][row["engine"]] = tuple(row["versions"])
@@ -159,6 +171,24 @@ def settings(numbers: Mapping[str, float]) -> Settings:
         field: numbers[name] for field, name in named.items() if name in numbers
     }
     return Settings(**known)
+
+
+def _cards(rows: Sequence[Row], kept: Kept, notes: list[str]) -> defaultdict[str, list[Gpu]]:
+    """Cards by node; ``kept`` then holds exactly these."""
+    before = dict(kept)
+    kept.clear()
+
+    def make(row: Row) -> tuple[str, Gpu]:
+        key = (row["node_id"], row["uuid"])
+        known = before.get(key)
+        found = known if known is not None and known[0] == row else (row, _gpu(row))
+        kept[key] = found
+        return key[0], found[1]
+
+    cards: defaultdict[str, list[Gpu]] = defaultdict(list)
+    for node_id, card in _each(rows, make, "gpu", notes):
+        cards[node_id].append(card)
+    return cards
 
 
 def _gpu(row: Row) -> Gpu:

@@ -25,13 +25,12 @@ left join (
 order by n.id;
 
 -- name: gpus
--- Every card with what foreign processes hold and what live shards claim.
-select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa, f.memory_foreign_mib, c.claims
+-- Every card with what foreign processes hold and what live shards claim. The setting is read once, not per node.
+select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa,
+    (l.gpus->g.uuid->>'memory_foreign_mib')::bigint as memory_foreign_mib, c.claims
 from llmgw_core.gpu g
-left join (
-    select l.node_id, e.key as uuid, (e.value->>'memory_foreign_mib')::bigint as memory_foreign_mib
-    from llmgw_core.node_load l, jsonb_each(l.gpus) e
-    where l.at > clock_timestamp() - llmgw_core.seconds('load_stale')) f on f.node_id = g.node_id and f.uuid = g.uuid
+left join llmgw_core.node_load l on l.node_id = g.node_id
+    and l.at > clock_timestamp() - (select llmgw_core.seconds('load_stale'))
 left join (
     select node_id, gpu_uuid, jsonb_agg(jsonb_build_array(shard_id, memory_mib) order by shard_id) as claims
     from llmgw_core.gpu_claim group by node_id, gpu_uuid) c on c.node_id = g.node_id and c.gpu_uuid = g.uuid

@@ -1,0 +1,149 @@
+"""What the tick's parts keep between two ticks: what was told, what was read, why to wait."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.placement.model import Attempt, Refusal
+from controller.reconcile import snapshot
+from controller.reconcile.commit import REFUSALS, Writer
+from controller.reconcile.guard import GAP_S, Guard
+from controller.reconcile.snapshot import Seen, build
+from controller.reconcile.tick import TickStats
+from tests.control.duties import cards, duty
+
+ATTEMPTS = "select model from llmgw_core.decision where kind = 'attempt' order by id"
+
+
+def refusal(model: str, node: str = "n1", code: str = "gpu_taken") -> Refusal:
+    return Refusal(model, "p", None, node, code, "said", "1", "0")
+
+
+def attempt(model: str, size: int = 1, code: str = "gpu_taken") -> Attempt:
+    return Attempt(model, False, [refusal(model, f"n{i}", code) for i in range(size)])
+
+
+@pytest.fixture
+async def leader(asyncio_loop, database, fleet):
+    for name in ("a", "b", "c"):
+        fleet.model(name)
+    async with duty(database.settings()) as one:
+        yield one
+
+
+def told(fleet) -> list[str]:
+    return [row["model"] for row in fleet.rows(ATTEMPTS)]
+
+
+async def test_an_attempt_is_told_once_and_again_when_it_changes_or_another_led(leader, fleet):
+    term = await leader.leads()
+    stats = TickStats()
+    writer = Writer(leader.pool, leader.lease, stats)
+    await writer.attempts(term, [attempt("a"), attempt("b")])
+    await writer.attempts(term, [attempt("a"), attempt("b")])
+    assert told(fleet) == ["a", "b"]
+    await writer.attempts(term, [attempt("a", 2, "node_draining"), attempt("b")])
+    assert told(fleet) == ["a", "b", "a"]
+    assert stats.rejections == {("b", "gpu_taken"): 1, ("a", "node_draining"): 2}
+    writer.forget()
+    assert stats.rejections == {}
+    checked = "select checked_at from llmgw_core.attempt where model = 'b'"
+    before = fleet.value(checked)
+    await writer.attempts(term, [attempt("b")])
+    assert fleet.value(checked) > before  # asked again; the database knows that it is the same
+    assert told(fleet) == ["a", "b", "a"]
+    await writer.attempts(term, [attempt("a")])
+    writer.keep_only({"b"})
+    assert stats.rejections == {("b", "gpu_taken"): 1}
+
+
+async def test_many_refusals_are_written_over_several_ticks_and_nobody_starves(leader, fleet):
+    term = await leader.leads()
+    writer = Writer(leader.pool, leader.lease, TickStats())
+    half = REFUSALS // 2 + 1
+    for turn in range(3):  # each model changes in every tick
+        every = [attempt(name, half + turn) for name in "abc"]
+        await writer.attempts(term, every)
+    assert told(fleet) == ["a", "b", "c"]
+    # One that is larger than a tick's share is written whole, by itself.
+    await writer.attempts(term, [attempt("a", REFUSALS + 1)])
+    assert told(fleet)[-1] == "a"
+    assert fleet.value("select max(position) from llmgw_core.rejection") == REFUSALS + 1
+
+
+async def test_cards_that_did_not_change_are_the_same_values(leader, fleet):
+    node = cards(fleet, "n1", 3)
+    kept: snapshot.Kept = {}
+    first = (await snapshot.read(leader.pool, kept)).snapshot
+    fleet.sync(node, gpus=[{"uuid": "n1-1", "memory_foreign_mib": 700}])
+    second = (await snapshot.read(leader.pool, kept)).snapshot
+    fresh = (await snapshot.read(leader.pool)).snapshot
+    assert second.nodes[0].gpus == fresh.nodes[0].gpus
+    before, after = first.nodes[0].gpus, second.nodes[0].gpus
+    assert after[1].memory_foreign_mib == 700
+    assert [b is a for b, a in zip(before, after, strict=True)][1] is False
+    fleet.report(node, "gpus", [])
+    gone = (await snapshot.read(leader.pool, kept)).snapshot
+    assert len(kept) == len(gone.nodes[0].gpus)
+
+
+CARD = {
+    "node_id": "n", "class": "H100", "memory_mib": 1, "healthy": True, "problems": [],
+    "numa": None, "memory_foreign_mib": None, "claims": None,
+}  # fmt: skip
+EMPTY = {name: [] for name in snapshot.TABLES}
+NODE = {
+    "id": "n", "state": "ready", "state_reason": None, "alloc_gen": 0, "labels": {}, "arch": None,
+    "cpu_flags": None, "cpus_effective": None, "memory_effective_mib": None, "port_first": 1,
+    "port_last": 2, "mgmt_addr": None, "reported": True, "cpus": None, "memory_mib": None,
+    "ports": None, "shards": None,
+}  # fmt: skip
+READS = st.lists(
+    st.dictionaries(st.integers(0, 4), st.tuples(st.booleans(), st.sampled_from([None, 0, 9]))),
+    max_size=5,
+)
+
+
+@given(READS)
+def test_a_read_with_kept_cards_equals_one_without(reads):
+    kept: snapshot.Kept = {}
+    for read in reads:
+        rows = [
+            {**CARD, "uuid": f"g{i}", "index": i, "healthy": ok, "memory_foreign_mib": held}
+            for i, (ok, held) in read.items()
+        ]
+        tables = EMPTY | {"nodes": [NODE], "gpus": rows}
+        assert build(tables, kept) == build(tables)
+        assert len(kept) == len(rows)
+
+
+def seen(now: float, started: float = 0.0, guard_s: float = 60.0) -> Seen:
+    return Seen(build(EMPTY)[0], now, started, 0, guard_s, ())
+
+
+def test_the_guard_holds_after_a_new_leader_a_gap_and_a_restart_and_then_ends():
+    guard = Guard()
+    assert guard.is_new(7)
+    assert guard.why(seen(1000), 7, 10.0) == "a new leader has just begun"
+    assert not guard.is_new(7)
+    for now in range(11, 70):
+        assert guard.why(seen(990 + now), 7, float(now)) is not None
+    assert guard.why(seen(1060), 7, 70.0) is None
+    # A tick that itself takes long is no gap; a pause after it is.
+    guard.looked(100.0)
+    assert guard.why(seen(1095), 7, 105.0) is None
+    assert guard.why(seen(1200), 7, 106.0 + GAP_S) == "there was no tick for a while"
+    assert guard.why(seen(1260), 7, 130.0) is not None
+    for now in range(131, 182):
+        guard.why(seen(1130 + now), 7, float(now))
+    assert guard.why(seen(1400), 7, 182.0) is None
+    # A restarted database: until a minute after its start, and no longer.
+    assert re.search("database", guard.why(seen(2000, started=1990), 7, 183.0) or "")
+    for now in range(184, 233):
+        assert guard.why(seen(1817 + now, started=1990), 7, float(now)) is not None
+    assert guard.why(seen(2051, started=1990), 7, 234.0) is None
+    assert guard.why(seen(2052, started=1990), 8, 235.0) == "a new leader has just begun"
