@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
+import psutil
 
 from sql.embedded import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 PATIENCE_S = 20.0
 PACE_S = 0.02
@@ -37,23 +38,23 @@ def until(said: Callable[[], Any], what: str, limit_s: float = PATIENCE_S) -> An
 def children_of(pid: int) -> dict[str, int]:
     """Role (and worker) -> pid of the processes that a supervisor runs."""
     found: dict[str, int] = {}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    for child in psutil.Process(pid).children():
         try:
-            words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        except OSError:
+            words = child.cmdline()
+        except psutil.Error:
             continue
-        if "--role" in words:
-            role = words[len(words) - words[::-1].index("--role")]
-            name = f"router {words[words.index('--worker') + 1]}" if role == "router" else role
-            found[name] = int(child)
+        if "--worker" in words:
+            found[f"router {words[words.index('--worker') + 1]}"] = child.pid
+        elif words[-2:] == ["--role", "control"]:
+            found["control"] = child.pid
     return found
 
 
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 

@@ -1,0 +1,168 @@
+"""The processes of one controller: started again, stopped in order, never left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+
+import httpx
+import pytest
+
+from tests.control.process import ENVIRONMENT, MODULE, Controller, alive, end, until
+from tests.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def engine():
+    with FakeEngine({"tokens": 4}) as running:
+        yield running
+
+
+@pytest.fixture
+def static(start, engine):
+    """Starts a whole controller without a database before the fake engine."""
+
+    def go(*flags: str) -> Controller:
+        given = ("--endpoint", f"a={engine.url}=m", *flags)
+        one = start(None, *given, role="all").ready()
+        until(lambda: serves(one), "the router serves")
+        return one
+
+    return go
+
+
+def serves(one: Controller) -> bool:
+    try:
+        return one.chat().status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def restarted(one: Controller, name: str, before: int) -> int:
+    """Waits for another process of this name."""
+    return until(
+        lambda: (now := one.children().get(name)) and now != before and now, f"{name} again"
+    )
+
+
+def test_a_killed_child_is_started_again_and_the_other_goes_on(static):
+    one = static()
+    before = one.children()
+    assert sorted(before) == ["control", "router 0"]
+    end(before["router 0"])
+    restarted(one, "router 0", before["router 0"])
+    assert one.get("/healthz")[0] == 200
+    until(lambda: serves(one), "requests are served again")
+    end(before["control"])
+    assert serves(one)
+    restarted(one, "control", before["control"])
+    one.ready()
+    said = one.events("child ended; it is started again")
+    assert [(line["child"], line["code"]) for line in said] == [("router 0", -9), ("control", -9)]
+
+
+def test_children_of_a_killed_supervisor_end_by_themselves(static):
+    one = static()
+    children = one.children()
+    one.signal(signal.SIGKILL)
+    one.process.wait(5)
+    until(lambda: not any(alive(pid) for pid in children.values()), "the children end", 10)
+    assert one.get("/healthz")[0] == 0
+    with pytest.raises(httpx.TransportError):
+        one.chat()
+
+
+def test_a_stop_lets_streams_finish_while_control_answers(static, engine):
+    one = static()
+    children = one.children()
+    got: list[bytes] = []
+    first = threading.Event()
+
+    def read() -> None:
+        document = {
+            "model": "m", "messages": [], "stream": True, "fake": {"tokens": 8, "gap": 0.25},
+        }  # fmt: skip
+        url = f"http://127.0.0.1:{one.client}/v1/chat/completions"
+        with httpx.stream("POST", url, json=document, timeout=20) as answer:
+            for part in answer.iter_raw():
+                got.append(part)
+                first.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert first.wait(10)
+    one.signal(signal.SIGTERM)
+    until(lambda: one.events("router drains"), "the router drains")
+    with pytest.raises(httpx.TransportError):
+        one.chat()
+    assert one.get("/healthz")[0] == 200
+    assert alive(children["router 0"])
+    reader.join(10)
+    assert b"".join(got).endswith(b"data: [DONE]\n\n")
+    assert b"".join(got).count(b"tok") == 8
+    assert one.process.wait(15) == 0
+    assert not any(alive(pid) for pid in children.values())
+    signals = [line["pid"] for line in one.events("signal")]
+    assert signals == [children["control"]]
+
+
+def test_a_stop_while_children_start_leaves_nobody(start, engine):
+    one = start(None, "--endpoint", f"a={engine.url}=m", "--workers", "2", role="all")
+    children = until(lambda: len(now := one.children()) == 3 and now, "three children")
+    one.signal(signal.SIGTERM)
+    assert one.process.wait(15) == 0
+    assert not any(alive(pid) for pid in children.values())
+
+
+def test_without_postgres_requests_are_served_and_the_admin_api_says_what_it_lacks(static):
+    one = static()
+    answer = one.chat()
+    assert answer.json()["choices"][0]["message"]["content"] == "tok" * 4
+    assert one.get("/readyz") == (200, "ready\n")
+    status, body = one.get("/api/v1/nodes")
+    assert (status, "database" in json.loads(body)["error"]) == (501, True)
+    numbers = one.metrics()
+    assert numbers["llmgw_scrape_up", (("part", "router"),)] == 1
+    assert ("llmgw_scrape_up", (("part", "fleet"),)) not in numbers
+
+
+def test_workers_share_one_port_and_one_page(static):
+    one = static("--workers", "2")
+    until(lambda: len(one.children()) == 3, "two workers and control")
+    for _ in range(30):
+        assert serves(one)
+
+    def requests() -> float:
+        return sum(v for k, v in one.metrics().items() if k[0] == "llmgw_requests_total")
+
+    # One more was the fixture's.
+    until(lambda: requests() == 31, "both workers' requests in one page")
+    workers = [k for k in one.metrics() if k[0] == "llmgw_client_connections"]
+    assert workers == [
+        ("llmgw_client_connections", (("worker", "0"),)),
+        ("llmgw_client_connections", (("worker", "1"),)),
+    ]
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--admin-listen"])
+def test_H04_a_taken_port_is_named_with_its_flag_and_ends_all(flag):
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        free = f"127.0.0.1:{other.getsockname()[1]}"
+        other.close()
+        ports = {"--listen": free, "--admin-listen": free, flag: place}
+        given = [word for pair in ports.items() for word in pair]
+        done = subprocess.run(
+            [*MODULE, "--endpoint", "a=http://127.0.0.1:9=m", *given],
+            env=ENVIRONMENT, capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    wanted = f"llmgw-controller: {place} is taken by another program; choose another with {flag}"
+    assert wanted in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
