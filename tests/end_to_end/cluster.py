@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -39,6 +40,10 @@ class Cluster(Fleet):
         super().__init__(database, folder)
         self._base, self.server = base, database.server
         self.weights = tiny_gguf(folder / "tiny.gguf")
+        first = 31000 + os.getpid() % 40 * 40
+        self.port_ranges = {
+            n: (first + 20 * i, first + 20 * i + 19) for i, n in enumerate(ADDRESSES)
+        }
         self.controllers: list[Program] = []
         self.agents: dict[str, Program] = {}
 
@@ -47,7 +52,7 @@ class Cluster(Fleet):
         for name, value in SETTINGS.items():
             self.set(name, value)
         self.controllers = [self.controller(), self.controller()]
-        self.key = self.ctl("keys", "create", "test")["key"]
+        self.key = self.post("/keys", name="test")["key"]
         for node in ADDRESSES:
             self.join(node)
         self.wait(lambda: self.nodes() == {"n1": "ready", "n2": "ready"}, "both nodes to be ready")
@@ -59,16 +64,35 @@ class Cluster(Fleet):
 
     def join(self, node: str, *, folder: str = "") -> None:
         """Start a node's agent. A ``folder`` of another name is a new machine to it."""
-        number = list(ADDRESSES).index(node)
-        first = int(self.engine_ports.partition("-")[0]) + 5 * number
         state = self.folder / (folder or node)
         arguments = ["agent", "--node", node, "--state-dir", str(state), "--on-exit", "stop"]
-        arguments += ["--mgmt-addr", ADDRESSES[node], "--ports", f"{first}-{first + 4}"]
+        arguments += [
+            "--mgmt-addr",
+            ADDRESSES[node],
+            "--ports",
+            "{}-{}".format(*self.port_ranges[node]),
+        ]
         if not (state / "node_secret").exists():
             token = self.folder / f"{node}.token"
-            token.write_text(self.ctl("node", "enroll", node)["token"])
+            token.write_text(self.post("/nodes/enroll", node=node)["token"])
             arguments += ["--enrolment-token-file", str(token)]
         self.agents[node] = self._run(f"agent-{node}", arguments, self.database.agent_url)
+
+    def post(self, path: str, **body: Any) -> Any:
+        return self.call("POST", path, body)
+
+    def call(self, verb: str, path: str, body: Any = None) -> Any:
+        """The last controller's admin API: what llmgwctl does, without starting a process."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[-1][1], timeout=10)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(verb, f"/api/v1{path}", json.dumps(body or {}), headers)
+            answer = connection.getresponse()
+            document = json.loads(answer.read())
+            assert answer.status < 300, (verb, path, answer.status, document)
+            return document
+        finally:
+            connection.close()
 
     def row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
         with self.database.connect() as connection:
@@ -88,9 +112,7 @@ class Cluster(Fleet):
             "profiles": [{"name": "cpu", "engine": "llamacpp",
                           "args": ["-c", "4096", "-np", "2", "-t", "1"], **SMALL, **profile}],
         }  # fmt: skip
-        path = self.folder / f"{name}.json"
-        path.write_text(json.dumps(document))
-        self.ctl("model", "add", str(path))
+        self.post("/models", **document)
 
     def fake(self, name: str, *, least: int = 1, **default: Any) -> None:
         """Add a model whose engine misbehaves on command and records its requests."""
@@ -127,10 +149,10 @@ class Cluster(Fleet):
     def stream(self, name: str, number: int = 0, **more: Any) -> Stream:
         return Stream(self.ports[number][0], self.key, name, **more)
 
-    def remove(self, name: str) -> None:
-        """Out of the catalog, and every replica gone."""
-        self.ctl("model", "remove", name)
-        self.gone(name)
+    def remove(self, *names: str) -> None:
+        """Out of the catalog; nobody waits for the drains, which take some seconds."""
+        for name in names:
+            self.call("DELETE", f"/models/{name}")
 
     def gone(self, name: str) -> None:
         query = "select count(*) from llmgw.replicas where model = %s"

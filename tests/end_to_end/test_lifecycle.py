@@ -50,7 +50,7 @@ def test_C13_A01_scale_up_and_down_under_traffic(cluster: Cluster, said: Any) ->
     cluster.fake("scaled")
     cluster.serving("scaled")
     with cluster.traffic("scaled") as traffic:
-        cluster.ctl("scale", "scaled", "--min", "2")
+        cluster.post("/models/scaled/scale", min=2)
         cluster.serving("scaled", 2)
         shards = cluster.shards("scaled")
         slow = {"tokens": 120, "gap": 0.05}  # 6 s
@@ -59,7 +59,7 @@ def test_C13_A01_scale_up_and_down_under_traffic(cluster: Cluster, said: Any) ->
             lambda: all(any(_slow(r) for r in _records(s)) for s in shards), "a stream on each"
         )
 
-        cluster.ctl("scale", "scaled", "--min", "1")
+        cluster.post("/models/scaled/scale", min=1)
         drained_at, leaver = cluster.wait(lambda: _draining(cluster, "scaled"), "a drain", 5)
         (shard,) = (s for s in shards if s.replica == leaver)
         records: list[dict[str, Any]] = []
@@ -84,7 +84,9 @@ def test_C13_A01_scale_up_and_down_under_traffic(cluster: Cluster, said: Any) ->
 
 
 def nothing_is_left(cluster: Cluster, shard: Shard) -> None:
-    """Port and claims of a stopped shard are free again."""
+    """Every process, the port and the claims of a stopped shard are gone."""
+    with pytest.raises(ProcessLookupError):
+        os.killpg(shard.pid, 0)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(shard.address)
@@ -133,11 +135,11 @@ def test_D11_drain_of_a_node_under_traffic(cluster: Cluster, said: Any) -> None:
         assert {shard.node for shard in cluster.shards("moved")} == {"n2"}
         replacements_came_first(cluster, "moved")
 
-        cluster.ctl("cordon", "n1", "--reason", "new fan")
+        cluster.post("/nodes/n1/state", state="cordon", reason="new fan")
         node_as_new_machine(cluster, "n1")
         assert cluster.nodes()["n1"] == "cordoned"
-        cluster.ctl("uncordon", "n1")
-        cluster.ctl("scale", "moved", "--min", "3")
+        cluster.post("/nodes/n1/state", state="uncordon")
+        cluster.post("/models/moved/scale", min=3)
         cluster.serving("moved", 3)
         assert {shard.node for shard in cluster.shards("moved")} == {"n1", "n2"}
     traffic.all_answered(60)
@@ -192,8 +194,7 @@ def test_D08_killed_engines_come_back(cluster: Cluster, said: Any) -> None:
     said(back_s=back_s, refused=len(traffic.failures), requests=len(traffic.sent),
          slowest_s=max(sent.took_s for sent in traffic.failures))  # fmt: skip
     backoff_grew(cluster, "killed")
-    cluster.remove("killed")
-    cluster.remove("leaving")
+    cluster.remove("killed", "leaving")
 
 
 def _failed(cluster: Cluster, model: str) -> dict[str, Any] | None:
@@ -292,8 +293,7 @@ def test_D10_engine_that_never_starts_says_why(cluster: Cluster, said: Any) -> N
     (from_placement_s,) = cluster.row(query)
     assert from_placement_s < 5
     said(placed_to_failed_s=from_placement_s)
-    cluster.remove("broken")
-    cluster.remove("sound")
+    cluster.remove("broken", "sound")
 
 
 def test_A01_model_removed_while_a_stream_runs(cluster: Cluster, said: Any) -> None:
@@ -305,7 +305,7 @@ def test_A01_model_removed_while_a_stream_runs(cluster: Cluster, said: Any) -> N
     stream = cluster.stream("leaver", fake={"tokens": 100, "gap": 0.05})
     with cluster.traffic("stayer") as traffic:
         cluster.wait(lambda: any(_slow(r) for r in _records(shard)), "the stream to run", 5)
-        cluster.ctl("model", "remove", "leaver")
+        cluster.remove("leaver")
         removed_at = time.monotonic()
         for port, _ in cluster.ports:
             answer = cluster.wait(lambda p=port: _refused(cluster, p, "leaver"), "404", 2)
@@ -329,12 +329,12 @@ def _refused(cluster: Cluster, port: int, model: str, key: str | None = None) ->
 def test_B19_revoked_key_is_refused_everywhere(cluster: Cluster, said: Any) -> None:
     cluster.model("locked")
     cluster.serving("locked")
-    made = cluster.ctl("keys", "create", "short")
+    made = cluster.post("/keys", name="short")
     for port, _ in cluster.ports:
         cluster.wait(
             lambda p=port: not send(p, made["key"], "locked", stream=False).failed, "a key", 2
         )
-    cluster.ctl("keys", "revoke", made["id"])
+    cluster.call("DELETE", f"/keys/{made['id']}")
     at = time.monotonic()
     for port, _ in cluster.ports:
         answer = cluster.wait(lambda p=port: _refused(cluster, p, "locked", made["key"]), "401", 2)
@@ -401,12 +401,11 @@ def test_F22_leader_killed_under_traffic(cluster: Cluster, said: Any) -> None:
         placed += " on r.id = s.replica_id where r.model = 'late'"
         (created,) = cluster.row(placed)
         placed_s = database_to_monotonic(created.timestamp()) - at
-    traffic.all_answered()
+    traffic.all_answered(10)
     assert placed_s < 5
     said(takeover_s=takeover_s, placed_s=placed_s, requests=len(traffic.sent))
     cluster.controllers.append(cluster.controller())
-    cluster.remove("late")
-    cluster.remove("steady")
+    cluster.remove("late", "steady")
 
 
 def test_F25_postgres_away_and_back(cluster: Cluster, said: Any) -> None:
@@ -423,6 +422,9 @@ def test_F25_postgres_away_and_back(cluster: Cluster, said: Any) -> None:
         for admin in admins:
             cluster.wait(lambda a=admin: "database" in _not_ready(a), "/readyz to say why", 5)
         cluster.wait(lambda: time.monotonic() > at + 5, "the outage to last", 10)
+        for _ in range(2):  # it comes, goes at once, and comes to stay
+            cluster.start_postgres()
+            cluster.stop_postgres()
         cluster.start_postgres()
         at = time.monotonic()
         for admin in admins:
