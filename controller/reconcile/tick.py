@@ -76,14 +76,15 @@ class Ticker:
             else:
                 self._writer.forget()
             loop.succeeded()
-            await self._wait(leading=term is not None)
+            await self._wait(term)
 
     async def _lead(self, term: int) -> None:
         if self._guard.is_new(term):
             await self._pool.fetchval(queries("control")["partitions"])
             self._writer.forget()
         for _ in range(AGAIN):
-            if self._lease.held() != term or not await self.once(term):
+            # Renews when it is time: five large ticks outlast a lease.
+            if await self._lease.take() != term or not await self.once(term):
                 return
 
     async def once(self, term: int) -> bool:
@@ -121,15 +122,17 @@ class Ticker:
             log.warning("note of the tick", note=note)
         self.stats.notes = notes
 
-    async def _wait(self, *, leading: bool) -> None:
+    async def _wait(self, term: int | None) -> None:
         """Until the clock, a hint or a changed number says to tick again."""
         # A fleet whose tick takes long gets the same share of its controller as a small one.
         deadline = trio.current_time() + max(FULL_S, 2 * (self.stats.seconds or 0.0))
         while trio.current_time() < deadline and not self.hint.is_set():
             with trio.move_on_after(PEEK_S):
                 await self.hint.wait()
-            if not leading:
+            if term is None:
                 break  # a follower asks for the lease four times a second
+            if await self._lease.take() != term:
+                break
             if await self._pool.fetchval(queries("tick")["change"]) != self._change:
                 break
         self.hint = trio.Event()

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 import trio
 
-from controller.reconcile import snapshot
+from controller.loops import Loops
+from controller.reconcile import snapshot, tick
 from controller.reconcile.decide import decide
 from controller.reconcile.lease import Lease
 from controller.reconcile.tick import Ticker
@@ -243,6 +244,30 @@ async def test_F13_a_commit_of_unknown_outcome_doubles_nothing(asyncio_loop, dat
             assert fleet.value("select count(*) from llmgw_core.shard") == 2
             creates = "select count(*) from llmgw_core.decision where kind = 'create'"
             assert fleet.value(creates) == 2
+
+
+@pytest.mark.slow
+async def test_a_lease_is_kept_through_a_wait_that_outlasts_it(
+    asyncio_loop, settings, fleet, nursery, monkeypatch
+):
+    """A large fleet's ticks take long, and the pauses between them longer."""
+    fleet.admin.execute("update llmgw_core.setting set value = 1.5 where name = 'lease_ttl'")
+    monkeypatch.setattr(tick, "FULL_S", 60)
+    async with duty(settings) as one:
+        loops = Loops()
+        nursery.start_soon(loops.run, loops.add("tick", 15), one.ticker.run)
+        await until(one.lease.held, "leads")
+        term, ended = one.lease.term, trio.current_time() + 3.5
+
+        def kept() -> bool:
+            assert one.lease.held() == term
+            expired = "select expires_at < clock_timestamp() from llmgw_core.lease"
+            assert not fleet.value(expired)
+            return trio.current_time() > ended
+
+        await until(kept, "two leases long")
+        assert one.ticker.stats.ticks <= 3
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_stranger_without_presence_never_leads(asyncio_loop, settings, pool):

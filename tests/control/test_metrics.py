@@ -1,0 +1,161 @@
+"""The page of metrics: it parses, every name is ours, and unknown is no sample."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import orjson
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from controller.context import ControlContext
+from controller.loops import Loops
+from controller.metrics import page, router
+from controller.reconcile.lease import Lease
+from controller.reconcile.tick import Ticker
+from controller.router.stats import Stats
+from sql.listen import ListenState
+from tests.control.duties import cards
+from tests.sql.fleet import card
+
+
+def snapshot_of(worker: int, stats: Stats, **more: object) -> dict[str, object]:
+    """What a router process tells on its socket."""
+    return {"worker": worker, "replicas": [["5", 2]], **stats.snapshot(), **more}
+
+
+@pytest.fixture
+def context(tmp_path, pool):
+    listening = ListenState(connected=True)
+    made = ControlContext(SimpleNamespace(), None, Loops(), listening, tmp_path, pool=pool)
+    made.leases["tick"] = Lease(pool, None, "tick", listening)
+    made.ticker = Ticker(pool, made.leases["tick"])
+    return made
+
+
+async def samples(context) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = (await page.render(context)).decode()
+    found = {}
+    for family in parse(text):
+        assert family.name.startswith("llmgw_"), family
+        assert family.documentation
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, f"{key} is there twice"
+            assert not math.isnan(sample.value)
+            found[key] = sample.value
+    return found
+
+
+async def test_a_page_without_anything_parses(asyncio_loop, context):
+    found = await samples(context)
+    assert found["llmgw_scrape_up", (("part", "router"),)] == 0
+    assert found["llmgw_scrape_up", (("part", "fleet"),)] == 1
+    assert found["llmgw_leader", (("duty", "tick"),)] == 0
+    # Nothing was measured yet.
+    for name in ("llmgw_tick_duration_seconds", "llmgw_notify_age_seconds", "llmgw_lease_term"):
+        assert not [key for key in found if key[0] == name]
+
+
+async def test_unknown_facts_of_the_fleet_give_no_sample(asyncio_loop, context, fleet):
+    known = cards(fleet, "known", 1)
+    used = {"uuid": "known-0", "memory_used_mib": 9, "utilization_percent": 50, "power_w": 70}
+    fleet.sync(known, gpus=[used], load={"cpu_percent": 12, "load1": 0.5})
+    dark = fleet.enrol("dark")
+    fleet.report(dark, "gpus", [card(0, uuid="dark-0", memory_mib=None)])
+    fleet.model("m")
+    fleet.replica("m")
+    found = await samples(context)
+    of = {key[0] for key in found if ("node", "known") in key[1]}
+    assert {"llmgw_gpu_utilization_percent", "llmgw_node_cpu_percent"} <= of
+    of = {key[0] for key in found if ("node", "dark") in key[1]}
+    assert of == {"llmgw_gpu_healthy", "llmgw_node_replicas"}
+    assert found["llmgw_replicas", (("model", "m"), ("state", "pending"))] == 1
+    assert found["llmgw_replicas", (("model", "m"), ("state", "ready"))] == 0
+    assert found["llmgw_nodes", (("state", "ready"),)] == 1
+    assert not [key for key in found if key[0] == "llmgw_gpu_temperature_celsius"]
+
+
+async def test_odd_names_are_escaped(asyncio_loop, context, fleet):
+    name = 'org/mo"del\\x\U0001f600'
+    fleet.model(name)
+    found = await samples(context)
+    assert found["llmgw_model_min_replicas", (("model", name),)] == 1
+
+
+async def test_a_lost_database_leaves_the_rest_of_the_page(asyncio_loop, context, fleet):
+    fleet.admin.execute("drop view llmgw.nodes cascade")
+    found = await samples(context)
+    assert found["llmgw_scrape_up", (("part", "fleet"),)] == 0
+    assert ("llmgw_ticks_total", ()) in found
+    assert not [key for key in found if key[0] == "llmgw_gpus_total"]
+
+
+def told(models=("m",)) -> Stats:
+    stats = Stats()
+    for model in models:
+        entry = stats.model(model)
+        entry.settle("chat", 200, "ok", 0.2)
+        entry.settle("chat", 499, "client_closed", 3.0)
+        entry.ttft.observe(0.1)
+        entry.tokens_in, entry.tokens_out = 7, 3
+    stats.refuse("unknown_model")
+    stats.retry("connect")
+    stats.fail_upstream("5", "reset")
+    stats.add("bytes", 10)
+    return stats
+
+
+def test_workers_are_summed_and_histograms_merge():
+    workers = [snapshot_of(0, told(), keys=3), snapshot_of(1, told(("m", "n")), keys=4)]
+    found = {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in router.families(workers)
+        for s in family.samples
+    }
+    ok = (("endpoint", "chat"), ("model", "m"), ("status", "200"))
+    assert found["llmgw_requests_total", ok] == 2
+    assert found["llmgw_tokens_total", (("direction", "in"), ("model", "m"))] == 14
+    assert found["llmgw_cancellations_total", (("model", "m"),)] == 2
+    assert found["llmgw_replica_in_flight", (("replica", "5"),)] == 4
+    assert found["llmgw_keys_known", (("worker", "1"),)] == 4
+    labels = (("endpoint", "chat"), ("model", "m"))
+    assert found["llmgw_request_duration_seconds_count", labels] == 4
+    assert found["llmgw_request_duration_seconds_sum", labels] == pytest.approx(6.4)
+    buckets = [
+        v for k, v in found.items()
+        if k[0] == "llmgw_request_duration_seconds_bucket" and ("model", "m") in k[1]
+    ]  # fmt: skip
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == 4
+    assert ("llmgw_client_connections", (("worker", "0"),)) not in found
+
+
+async def test_a_router_that_hangs_or_says_nonsense_costs_a_second_and_no_page(
+    asyncio_loop, context, nursery
+):
+    async def serve(worker: int, answer: bytes | None) -> None:
+        sock = trio.socket.socket(trio.socket.AF_UNIX)
+        await sock.bind(str(context.runtime / f"router-{worker}.sock"))
+        sock.listen()
+
+        async def tell(stream: trio.SocketStream) -> None:
+            if answer is None:
+                await trio.sleep_forever()
+            await stream.send_all(answer)
+            await stream.aclose()
+
+        nursery.start_soon(trio.serve_listeners, tell, [trio.SocketListener(sock)])
+
+    await serve(0, orjson.dumps(snapshot_of(0, told())))
+    await serve(1, None)
+    await serve(2, b"{nonsense")
+    (context.runtime / "router-3.sock").touch()
+    began = trio.current_time()
+    found = await samples(context)
+    assert trio.current_time() - began < 3
+    assert found["llmgw_scrape_up", (("part", "router"),)] == 1
+    assert found["llmgw_upstream_failures_total", (("cause", "reset"), ("replica", "5"))] == 1
+    nursery.cancel_scope.cancel()
