@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 CHANNEL = "llmgw"
 PRESENCE_CLASS = 7719
+END_EARLIER = """select pg_terminate_backend(pid) from pg_locks
+    where locktype = 'advisory' and classid = $1::int::oid and objid = $2::int::oid and objsubid = 2
+    and database = (select oid from pg_database where datname = current_database())"""
 PING_S = 5.0
 """A dead channel is noticed within two pings, so under 10 s (F01)."""
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -127,7 +130,8 @@ async def _take_presence(raw: Any, presence: int | None, limit: float) -> None:
         lambda: raw.fetchval("select pg_try_advisory_lock($1, $2)", PRESENCE_CLASS, presence), limit
     )
     if not got:
-        # Our own former connection is not yet gone for the server; the next attempt succeeds.
+        # Behind a cut network the server keeps our former connection for hours: end it ourselves.
+        await on_asyncio(lambda: raw.fetch(END_EARLIER, PRESENCE_CLASS, presence), limit)
         raise DatabaseAway(
             f"presence lock {presence} is still held by an earlier connection of this process"
         )

@@ -79,8 +79,13 @@ class Controller:
     def __enter__(self) -> Self:
         log = self._stack.enter_context(self.log.open("wb"))
         self.process = subprocess.Popen(self.command, env=self._env, stdout=log, stderr=log)
+        # Closed each time: hypercorn waits at its end for connections that nobody uses.
         self.http = self._stack.enter_context(
-            httpx.Client(base_url=f"http://127.0.0.1:{self.admin}", timeout=10)
+            httpx.Client(
+                base_url=f"http://127.0.0.1:{self.admin}",
+                headers={"Connection": "close"},
+                timeout=10,
+            )
         )
         return self
 

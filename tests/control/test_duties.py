@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,8 +15,9 @@ from controller.reconcile import snapshot, tick
 from controller.reconcile.decide import decide
 from controller.reconcile.lease import Lease
 from controller.reconcile.tick import Ticker
+from sql import queries
 from sql.errors import DatabaseAway, StaleTerm
-from sql.listen import ListenState
+from sql.listen import ListenState, listen
 from tests.control.duties import cards, duty, until
 from tests.sql.fleet import snapshot as rows_of
 from tests.tcp_proxy import TcpProxy
@@ -124,6 +127,23 @@ async def test_F04_leadership_ends_with_the_presence_connection(asyncio_loop, se
         terms = [await one.lease.take(), await two.lease.take()]
         assert sum(term is not None for term in terms) == 1
         assert len(fleet.rows(ADVISORY)) == 2
+
+
+async def test_F04_a_former_connection_that_the_server_still_keeps_locks_nobody_out(
+    asyncio_loop, settings, database, pool, nursery
+):
+    """After a cut network nothing tells the server that our connection is gone."""
+    join = queries("control")["join"]
+    number = await pool.fetchval(join, uuid.uuid4(), "control", "h", 1, "test")
+    state = ListenState()
+    with database.connect(database.controller_url) as former:
+        former.execute("select pg_advisory_lock(7719, %s)", (number,))
+
+        nursery.start_soon(
+            partial(listen, settings, print, trio.lowlevel.checkpoint, presence=number, state=state)
+        )
+        await until(lambda: state.connects == 1, "joined again", 5)
+    nursery.cancel_scope.cancel()
 
 
 async def test_F04_an_error_in_the_tick_keeps_no_lock(asyncio_loop, settings, fleet):

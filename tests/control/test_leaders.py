@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 
+import httpx
 import pytest
 
 from tests.control.duties import cards
@@ -15,6 +17,12 @@ LEADER = """select c.pid, l.term, extract(epoch from l.acquired_at)::double prec
     where l.name = 'tick' and l.expires_at > clock_timestamp()"""
 NOW = "select extract(epoch from clock_timestamp())::double precision"
 GPU = {"gpu_class": "H100", "gpus": 1}
+
+
+@pytest.fixture
+def closing():
+    with ExitStack() as stack:
+        yield stack
 
 
 def leader(fleet, among):
@@ -46,7 +54,9 @@ def fleet_families(one):
     return {key: value for key, value in one.metrics().items() if key[0].startswith(names)}
 
 
-def test_two_controllers_share_the_work_and_a_resigned_duty_moves_at_once(database, fleet, start):
+def test_two_controllers_share_the_work_and_a_resigned_duty_moves_at_once(
+    database, fleet, start, closing
+):
     node = cards(fleet, "a", 4)
     pair = [start(database.controller_url) for _ in range(2)]
     for one in pair:
@@ -63,6 +73,9 @@ def test_two_controllers_share_the_work_and_a_resigned_duty_moves_at_once(databa
     assert sorted(led) == [0, 1]
     first, term, _ = leader(fleet, pair)
     ended_at = fleet.value(NOW)
+    # A connection that stays open holds up no duty.
+    idle = closing.enter_context(httpx.Client())
+    idle.get(f"http://127.0.0.1:{first.admin}/healthz")
     first.signal(signal.SIGTERM)
     (second,) = others(pair, first)
     found, new_term, at = leader(fleet, [second])
