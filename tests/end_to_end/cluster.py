@@ -138,8 +138,9 @@ class Cluster(Fleet):
         return [Shard(*row) for row in found]
 
     def shard(self, name: str) -> Shard:
-        (found,) = self.wait(lambda: self.shards(name), f"a ready shard of {name}")
-        return found
+        found: list[Shard] = self.wait(lambda: self.shards(name), f"a ready shard of {name}")
+        assert len(found) == 1, found
+        return found[0]
 
     def traffic(self, name: str, *numbers: int) -> Traffic:
         """Requests to all routers, or to those of the controllers named by number."""
@@ -241,8 +242,8 @@ def _database(server: embedded.Server) -> Database:
         for role in names:
             logins.ensure(connection, f"test_{role}", f"llmgw_{role}", PASSWORD)
     rest = server.url.rpartition("@")[2]
-    urls = [f"postgresql://test_{role}:{PASSWORD}@{rest}" for role in names]
-    return Database("postgres", server.url, *urls, server=server)
+    controller, agent, read = (f"postgresql://test_{role}:{PASSWORD}@{rest}" for role in names)
+    return Database("postgres", server.url, controller, agent, read, server)
 
 
 def database_to_monotonic(at: float) -> float:
