@@ -55,6 +55,20 @@ def ask(host: str, port: int, key: str, model: str, timeout_s: float = 60.0) -> 
         connection.close()
 
 
+def not_ready_because(admin_port: int, timeout_s: float = 5.0) -> str | None:
+    """Why the controller behind an admin port of this machine is not ready; None when it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/readyz")
+        response = connection.getresponse()
+        said = response.read(65536).decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        return f"127.0.0.1:{admin_port} gives no answer: {error!r}"
+    finally:
+        connection.close()
+    return None if response.status == 200 else said
+
+
 def _error(body: bytes) -> str:
     try:
         return str(json.loads(body)["error"]["message"])

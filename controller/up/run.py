@@ -142,13 +142,15 @@ async def _live(installation: Installation) -> None:
     assert database is not None
     settings = DatabaseSettings.model_validate({"url": database.controller_url})
     async with open_pool(settings, ACTOR) as pool, trio.open_nursery() as nursery:
-        installation.children.append(await start_controller(folder, options, database))
+        # The agent first: its engine takes longest to load, and needs no controller for that.
         installation.children.append(await start_agent(folder, options, database, pool))
+        installation.children.insert(0, await start_controller(folder, options, database))
         for child in installation.children:
             nursery.start_soon(_watch, installation, child)
         await _apply_catalogs(options, folder, pool, gguf)
         key = await api_key(folder, pool)
         models = await _ready(installation, pool, key)
+        await _administrable(options)
         served = next((model for model in models if model.ready), None)
         installation.answers = True
         report.pause()
@@ -233,6 +235,15 @@ async def _ready(installation: Installation, pool: Pool, key: str) -> list[Progr
     if models and not probe.answered:
         raise CannotStart(f"no model answers; the logs are in {installation.folder.path / 'logs'}")
     return models
+
+
+async def _administrable(options: Options) -> None:
+    """Wait for the admin port: on kept data a router may answer before it."""
+    began = trio.current_time()
+    while trouble := await trio.to_thread.run_sync(ask.not_ready_because, options.admin_port):
+        if trio.current_time() - began > ANSWER_S:
+            raise CannotStart(f"the admin port is not ready: {trouble}")
+        await trio.sleep(POLL_S)
 
 
 class FirstAnswer:
