@@ -186,8 +186,20 @@ async def asyncio_host() -> AsyncIterator[None]:
     if trio_asyncio.current_loop.get(None) is not None:
         yield
         return
-    async with trio_asyncio.open_loop():
+    async with trio_asyncio.open_loop() as loop:
+        loop.set_exception_handler(_abandoned)
         yield
+
+
+def _abandoned(loop: Any, context: dict[str, Any]) -> None:
+    """Called for errors that nobody waits for; trio-asyncio's own handler ends the process then.
+
+    A call that was given up leaves the driver's release of its connection behind, which fails in
+    its turn when Postgres does not answer: the connection is terminated, the caller has been told.
+    """
+    error = context.get("exception")
+    if error is None or translate(error) is None:
+        loop.default_exception_handler(context)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import shutil
 import signal
@@ -12,9 +13,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from controller.loops import Loops
 from sql import embedded, migrate
+from sql.pool import open_pool
 from tests.control.duties import cards, duty
 from tests.control.duties import until as until_async
 from tests.control.process import until
@@ -137,6 +140,25 @@ def test_H04_an_empty_database_is_told_and_nothing_is_served(empty_database, sta
 def test_an_empty_database_is_upgraded_when_a_login_for_that_is_given(empty_database, start):
     one = start(empty_database, LLMGW_MIGRATE_URL=empty_database).ready()
     assert one.events("schema upgraded")
+
+
+async def test_F13_calls_that_were_given_up_end_nothing_later(database):
+    """The driver's own clean-up fails too, with nobody waiting for it."""
+    with TcpProxy(urlsplit(database.url).port) as proxy:
+        url = through(database.controller_url, proxy)
+        settings = database.settings(url, command_timeout_s=0.5, connect_timeout_s=1)
+        async with open_pool(settings) as pool:
+            await pool.fetchval("select 1")
+            proxy.mode = "hold"
+            with trio.move_on_after(0.2) as scope:
+                await pool.fetchval("select 1")
+            assert scope.cancelled_caught
+            await until_async(lambda: pool.statistics()["open"] == 0, "the connection is cut")
+            proxy.mode = "pass"
+            await trio.testing.wait_all_tasks_blocked()
+            gc.collect()
+            await trio.testing.wait_all_tasks_blocked()
+            assert await pool.fetchval("select 1") == 1
 
 
 async def test_F01_a_dead_channel_is_noticed_and_read_anew(asyncio_loop, database, fleet, nursery):
