@@ -79,7 +79,6 @@ def test_F26_after_ten_cuts_every_kind_of_change_takes_effect(database, fleet, s
     numbers = one.metrics()
     for loop in ("tick", "housekeeping"):
         assert numbers["llmgw_loop_last_success_age_seconds", (("loop", loop),)] < 5
-    assert sum(v for key, v in numbers.items() if key[0] == "llmgw_loop_errors_total") > 0
     assert numbers["llmgw_notify_connects_total", ()] > 1
     assert len(one.children()) == 2
 
