@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,16 +60,16 @@ def main(path: Path | None, check_config: bool, worker: int, **flags: Any) -> No
         click.echo(json.dumps(shown(settings), indent=2))
         return
     configure(settings.log_level, role=settings.role, pid=os.getpid())
-    sys.exit(_run(settings, worker))
+    sys.exit(_run(settings, worker, partial(load, path, flags)))
 
 
-def _run(settings: Settings, worker: int) -> int:
+def _run(settings: Settings, worker: int, read: Callable[[], Settings]) -> int:
     with runtime_dir(settings) as runtime:
         if settings.role == "all":
             return trio.run(Supervisor(settings, _arguments(), runtime).run)
         code = 0
         try:
-            trio.run(_alone, settings, _role(settings, runtime, worker))
+            trio.run(_alone, settings, _role(settings, runtime, worker, read))
         except* OSError as group:
             said = _port_trouble(_first(group), settings)
             if said is None:  # not about the port: a bug or the machine, and a restart may help
@@ -78,12 +79,14 @@ def _run(settings: Settings, worker: int) -> int:
         return code
 
 
-def _role(settings: Settings, runtime: Path, worker: int) -> Callable[[], Awaitable[None]]:
+def _role(
+    settings: Settings, runtime: Path, worker: int, read: Callable[[], Settings]
+) -> Callable[[], Awaitable[None]]:
     """What a process of one role does; imported here, so that each loads only its own."""
     if settings.role == "control":
         from controller import control
 
-        return lambda: control.run(settings, runtime)
+        return lambda: control.run(settings, runtime, read)
     from controller import route
 
     return lambda: route.run(settings, runtime, worker)

@@ -198,8 +198,7 @@ def _judge(settings: Settings) -> None:
     if (settings.admin_tls_cert is None) != (settings.admin_tls_key is None):
         raise BadConfig("admin_tls_cert and admin_tls_key go together: one of them is missing")
     if settings.role != "router":
-        for name in ("admin_token_file", "admin_tls_cert", "admin_tls_key"):
-            _readable(name, getattr(settings, name))
+        _judge_files(settings)
     host, _ = host_port(settings.admin_listen)
     if settings.role != "router" and not is_loopback(host):
         if settings.admin_token_file is None:
@@ -214,14 +213,53 @@ def _judge(settings: Settings) -> None:
             )
 
 
-def _readable(name: str, path: Path | None) -> None:
-    """Told here, where the setting has a name, and not by whoever opens the file later."""
-    if path is None:
-        return
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise BadConfig(f"{name} {path} cannot be read: {error.strerror}") from None
+def _judge_files(settings: Settings) -> None:
+    """Told here, where a setting has a name, and not by whoever opens its file later.
+
+    Imports late: most controllers listen on loopback and need neither tokens nor TLS.
+    """
+    for name in ("admin_token_file", "admin_tls_cert", "admin_tls_key"):
+        path: Path | None = getattr(settings, name)
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise BadConfig(f"{name} {path} cannot be read: {error.strerror}") from None
+    if settings.admin_token_file is not None:
+        from controller.api.access import read_tokens
+
+        try:
+            known = read_tokens(settings.admin_token_file)
+        except ValueError as error:
+            raise BadConfig(f"admin_token_file: {error}") from None
+        if not known:
+            raise BadConfig(f"admin_token_file {settings.admin_token_file} holds no token")
+    if settings.admin_tls_cert is not None:
+        import ssl
+
+        try:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(settings.admin_tls_cert, settings.admin_tls_key)
+        except (ssl.SSLError, ValueError) as error:
+            raise BadConfig(
+                f"admin_tls_cert {settings.admin_tls_cert} and admin_tls_key "
+                f"{settings.admin_tls_key} are no certificate and its key in PEM: {error}"
+            ) from None
+
+
+RELOADED = ("catalog", "log_level", "migrate_url")
+"""What a running control process takes over at SIGHUP. The rest was used to open things."""
+
+
+def reloaded(now: Settings, read: Settings) -> tuple[Settings, list[str]]:
+    """What is in force after a reload, and the names of changed settings that need a restart."""
+    changed = {
+        name: getattr(read, name)
+        for name in Settings.model_fields
+        if getattr(now, name) != getattr(read, name)
+    }
+    taken = {name: value for name, value in changed.items() if name in RELOADED}
+    return now.model_copy(update=taken), [name for name in changed if name not in RELOADED]
 
 
 def shown(settings: Settings) -> dict[str, Any]:

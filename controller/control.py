@@ -7,6 +7,7 @@ inside is in place (H04).
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import signal
@@ -17,18 +18,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 import trio
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio import serve
-from quart import Response
 
-from controller import __version__, health, schema
-from controller.api.server import make_app
+from controller import __version__, schema
 from controller.catalog.apply import apply_file
 from controller.catalog.faults import CatalogError
-from controller.config import host_port
+from controller.config import BadConfig, reloaded
 from controller.context import ControlContext
+from controller.log import configure
 from controller.loops import Loops
-from controller.metrics import page
 from controller.reconcile import housekeeping
 from controller.reconcile.lease import Lease
 from controller.reconcile.tick import Ticker
@@ -38,9 +35,8 @@ from sql.listen import ListenState, listen
 from sql.pool import open_pool
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
-
-    from quart_trio import QuartTrio
 
     from controller.config import Settings
     from controller.loops import Loop
@@ -49,19 +45,19 @@ if TYPE_CHECKING:
 TICK_OVERDUE_S = 15.0
 HOUSEKEEPING_OVERDUE_S = 120.0
 RETRY_S = 1.0
-APP_END_S = 2
-"""hypercorn waits this long at the end even for a connection on which nobody asks anything."""
-
 log = structlog.get_logger()
 
 
-async def run(settings: Settings, runtime: Path) -> None:
-    """Serve until SIGTERM or SIGINT. Raises OSError when the admin port cannot be had."""
+async def run(settings: Settings, runtime: Path, read: Callable[[], Settings]) -> None:
+    """Serve until SIGTERM or SIGINT. Raises OSError when the admin port cannot be had.
+
+    ``read`` reads the configuration anew, at SIGHUP.
+    """
     context = ControlContext(settings, uuid.uuid4(), Loops(), ListenState(), runtime)
     stop = trio.Event()
     reload, reloads = trio.open_memory_channel[None](1)
     async with trio.open_nursery() as nursery:
-        await nursery.start(_signals, stop, reload)
+        await nursery.start(_signals, stop, reload, partial(_reread, context, read))
         if settings.database is None:
             await _serve(context, stop)
         else:
@@ -86,9 +82,10 @@ async def _resign(context: ControlContext, stop: trio.Event) -> None:
 async def _signals(
     stop: trio.Event,
     reload: trio.MemorySendChannel[None],
+    reread: Callable[[], Awaitable[None]],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """SIGHUP reloads the catalog, SIGTERM and SIGINT stop."""
+    """SIGHUP reloads configuration and catalog, SIGTERM and SIGINT stop."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as numbers:
         task_status.started()
         async for number in numbers:
@@ -96,45 +93,30 @@ async def _signals(
             if number != signal.SIGHUP:
                 stop.set()
                 continue
+            await reread()
             try:
                 reload.send_nowait(None)
             except trio.WouldBlock:
                 pass  # a reload is due already
 
 
+async def _reread(context: ControlContext, read: Callable[[], Settings]) -> None:
+    """Take over what can change while we run, and name what cannot. A bad file changes nothing."""
+    try:
+        found = await trio.to_thread.run_sync(read)
+    except BadConfig as error:
+        log.warning("the configuration was not reloaded", error=str(error))
+        return
+    context.config, later = reloaded(context.config, found)
+    configure(context.config.log_level)
+    if later:
+        log.warning("settings changed that need a restart", settings=later)
+
+
 async def _serve(context: ControlContext, stop: trio.Event) -> None:
-    """The admin port, until ``stop`` and the end of what it still answers."""
-    app = make_app(context)
-    _add_pages(app, context)
-    config = HypercornConfig()
-    host, port = host_port(context.config.admin_listen)
-    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
-    config.graceful_timeout = config.shutdown_timeout = APP_END_S
-    config.accesslog = config.errorlog = None
-    if context.config.admin_tls_cert is not None:
-        config.certfile = str(context.config.admin_tls_cert)
-        config.keyfile = str(context.config.admin_tls_key)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, app, config, shutdown_trigger=stop.wait))
-        log.info("admin port serves", address=context.config.admin_listen)
-
-
-def _add_pages(app: QuartTrio, context: ControlContext) -> None:
-    """What machines ask: health, readiness, metrics."""
-
-    @app.get("/healthz")
-    async def healthz() -> Response:
-        return Response("ok\n", content_type="text/plain")
-
-    @app.get("/readyz")
-    async def readyz() -> Response:
-        reasons = await health.reasons(context)
-        body = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
-        return Response(body, 503 if reasons else 200, content_type="text/plain; charset=utf-8")
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(await page.render(context), content_type="text/plain; version=0.0.4")
+    """The admin port, until ``stop``. Its libraries load in a thread: the tick need not wait."""
+    admin = await trio.to_thread.run_sync(importlib.import_module, "controller.admin")
+    await admin.serve(context, stop)
 
 
 def _start_duties(

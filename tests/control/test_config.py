@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from controller.config import (
     host_port,
     is_loopback,
     load,
+    reloaded,
     runtime_dir,
     shown,
 )
@@ -125,22 +127,54 @@ def test_the_databases_url_comes_from_the_environment_and_other_settings_from_th
     assert "database: must be" in fault(of, 'database = "postgresql://x"\n')
 
 
-def test_an_admin_port_that_others_can_reach_needs_token_and_tls(of, tmp_path):
-    token, cert, key = (tmp_path / name for name in ("token", "cert", "key"))
-    for path in (token, cert, key):
-        path.write_text("x")
-    wide = {"admin_listen": "0.0.0.0:9090"}
-    assert "set admin_token_file" in fault(of, **wide)
-    wide["admin_token_file"] = token
-    assert "would send tokens in clear text" in fault(of, **wide)
-    assert of(**wide, insecure=True).insecure
-    assert of(**wide, admin_tls_cert=cert, admin_tls_key=key)
-    assert "one of them is missing" in fault(of, **wide, admin_tls_cert=cert)
-    missing = {**wide, "admin_token_file": tmp_path / "gone"}
-    assert "admin_token_file" in (said := fault(of, **missing, insecure=True))
-    assert "No such file" in said
+@pytest.fixture
+def files(tmp_path) -> dict[str, Path]:
+    """A token file, and a certificate with its key."""
+    names = ("admin_token_file", "admin_tls_cert", "admin_tls_key")
+    found = {name: tmp_path / name for name in names}
+    found["admin_token_file"].write_text("a-token-of-some-length  me\n")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+         "-subj", "/CN=here", "-out", found["admin_tls_cert"], "-keyout", found["admin_tls_key"]],
+        check=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    return found
+
+
+WIDE = {"admin_listen": "0.0.0.0:9090"}
+
+
+def test_an_admin_port_that_others_can_reach_needs_token_and_tls(of, files):
+    token = {"admin_token_file": files["admin_token_file"]}
+    assert "set admin_token_file" in fault(of, **WIDE)
+    assert "set admin_token_file" in fault(of, **WIDE, insecure=True)
+    assert "would send tokens in clear text" in fault(of, **WIDE, **token)
+    assert of(**WIDE, **token, insecure=True).insecure
+    assert of(**WIDE, **files)
     # A router opens no admin port.
-    assert of(admin_listen="0.0.0.0:9090", role="router")
+    assert of(**WIDE, role="router")
+
+
+def test_files_of_the_admin_port_are_judged_before_it_opens(of, files, tmp_path):
+    cert, key, token = (files[f"admin_{name}"] for name in ("tls_cert", "tls_key", "token_file"))
+    assert "one of them is missing" in fault(of, admin_tls_cert=cert)
+    assert "in PEM" in fault(of, admin_tls_cert=key, admin_tls_key=cert)
+    gone = tmp_path / "gone"
+    assert f"admin_tls_key {gone} cannot be read: No such file" in fault(
+        of, admin_tls_cert=cert, admin_tls_key=gone
+    )
+    token.write_text("short")
+    assert "line 1: a token has at least 16 characters" in fault(of, admin_token_file=token)
+    token.write_text("# nobody yet")
+    assert "holds no token" in fault(of, admin_token_file=token)
+
+
+def test_a_reload_takes_what_can_change_and_names_the_rest(of):
+    now = of()
+    in_force, later = reloaded(now, of(STATIC + 'log_level = "debug"\nworkers = 5\ndrain = "1m"\n'))
+    assert (in_force.log_level, in_force.workers, in_force.drain) == ("debug", 1, 30)
+    assert later == ["workers", "drain"]
+    assert reloaded(now, of()) == (now, [])
 
 
 def test_check_config_prints_everything_and_no_secret(of, tmp_path, bare):
