@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from controller import __version__
-from controller.app import LIFELINE, UNUSABLE, Supervisor, die_with_parent
+from controller.app import LIFELINE, UNUSABLE, Supervisor, ask_for_port, die_with_parent
 from controller.config import (
     BadConfig,
     Settings,
@@ -66,6 +66,12 @@ def main(path: Path | None, check_config: bool, worker: int, **flags: Any) -> No
 def _run(settings: Settings, worker: int, read: Callable[[], Settings]) -> int:
     with runtime_dir(settings) as runtime:
         if settings.role == "all":
+            try:
+                ask_for_port(*host_port(settings.listen))
+            except OSError as error:
+                routers = settings.model_copy(update={"role": "router"})
+                click.echo(f"llmgw-controller: {_port_trouble(error, routers) or error}", err=True)
+                return 1
             return trio.run(Supervisor(settings, _arguments(), runtime).run)
         code = 0
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -129,6 +130,18 @@ class Supervisor:
                 await self._stopping.wait()
             pause = min(2 * pause, LONGEST_PAUSE_S)
         child.ended.set()
+
+
+def ask_for_port(host: str, port: int) -> None:
+    """Raises OSError when somebody listens on the client port already.
+
+    Routers share it among themselves, so those of another controller of this user would too.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        probe.listen(1)
 
 
 async def die_with_parent(descriptor: int) -> None:

@@ -166,3 +166,15 @@ def test_H04_a_taken_port_is_named_with_its_flag_and_ends_all(flag):
     wanted = f"llmgw-controller: {place} is taken by another program; choose another with {flag}"
     assert wanted in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_H04_another_controller_does_not_share_the_client_port_unasked(static):
+    one = static()
+    place = f"127.0.0.1:{one.client}"
+    done = subprocess.run(
+        [*MODULE, "--endpoint", "a=http://127.0.0.1:9=m", "--listen", place],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"{place} is taken by another program" in done.stderr
+    assert one.chat().status_code == 200
