@@ -53,7 +53,7 @@ def main(file: Path | None, nodes: int, gpus: int, connections: int) -> None:
     """Run a simulated fleet of FILE (see ops/simulation/fleet.py) or of --nodes equal nodes.
 
     LLMGW_DATABASE_URL: a login of role llmgw_agent. LLMGW_ENROLMENT_TOKEN: a token for any
-    new node with enough uses, from `llmgwctl node enroll --any --uses N`.
+    new node with enough uses, from `llmgwctl node enroll --uses N`.
     """
     url, token = os.environ.get(URL_VARIABLE), os.environ.get("LLMGW_ENROLMENT_TOKEN")
     if not url or not token:
