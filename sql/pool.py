@@ -60,6 +60,8 @@ async def on_asyncio(call: Callable[[], Awaitable[T]], deadline_s: float) -> T:
     except trio.TooSlowError as error:
         raise translate(TimeoutError()) from error  # type: ignore[misc]
     except Exception as error:
+        # A call that was given up ends as cancelled, whatever its clean-up ran into meanwhile.
+        await trio.lowlevel.checkpoint_if_cancelled()
         known = translate(error)
         if known is None:
             raise
