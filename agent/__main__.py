@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sql.plain_logs  # noqa: F401 - before anything that imports structlog
+
+# isort: split
 import signal
 import sys
 from pathlib import Path
