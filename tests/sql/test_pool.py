@@ -90,3 +90,29 @@ async def test_F01_listen_reconnects_and_reads_again(pool, database, nursery):
     assert state.connects == 2
     assert state.connected
     nursery.cancel_scope.cancel()
+
+
+async def test_F02_the_listener_outlives_every_connection_of_the_pool(pool, database, nursery):
+    hints, state, connected = [], ListenState(), trio.Event()
+
+    async def on_connect() -> None:
+        connected.set()
+
+    nursery.start_soon(
+        lambda: listen(database.settings(), hints.append, on_connect, presence=78, state=state)
+    )
+    with trio.fail_after(10):
+        await connected.wait()
+        await pool.fetchval("select 1")
+        with database.connect() as admin:
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name = 'llmgw' and datname = current_database()"
+            )
+            for number in range(20):
+                admin.execute("select pg_notify('llmgw', %s)", (f"models {number}",))
+        while len(hints) < 20:
+            await trio.sleep(0.01)
+    assert hints == [f"models {number}" for number in range(20)]
+    assert state.connects == 1
+    nursery.cancel_scope.cancel()
