@@ -1,7 +1,7 @@
 """One accelerator as values, whoever told of it: NVML, nvidia-smi, amd-smi or the kernel. Pure.
 
-Filled by nvml.py, smi_card.py and amd.py; read by health.py, doctor.py and inventory.py. Every field
-may be unknown (None) on its own. Sizes are MiB, temperatures Celsius, clocks MHz, power watts.
+Filled by nvml.py, smi_card.py and amd.py; read by health.py, doctor.py and inventory.py. Every
+field may be unknown (None) on its own. Sizes are MiB, temperatures Celsius, clocks MHz, power W.
 """
 
 from __future__ import annotations
