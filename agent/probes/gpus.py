@@ -1,7 +1,6 @@
-"""GPUs as values: what NVML's child or nvidia-smi said, classes, foreign memory, lost cards. Pure.
+"""What follows from cards and the kernel's list: classes, foreign memory, names of lost cards.
 
-Called by nvml.py and smi.py, which fill `Gpu`, and by inventory.py. Health here is the first cut:
-lost cards, driver errors, pending or failed memory repairs and uncorrectable ECC errors.
+Called by inventory.py with the cards of card.py, whoever told of them. Pure but for the two reads.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.probes import values
+from agent.probes.card import Gpu
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -21,51 +21,6 @@ PROC_GPUS: Final = "/proc/driver/nvidia/gpus"
 _BRANDS: Final = frozenset({"nvidia", "geforce", "tesla", "quadro", "grid"})
 _FAMILIES: Final = frozenset({"rtx", "gtx", "titan"})
 _SUFFIXES: Final = frozenset({"ti", "super", "d", "ada"})
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process on a GPU; its memory in MiB is unknown under WDDM and for some driver versions."""
-
-    pid: int
-    memory_mib: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One card; every field may be unknown. `memory_mib` is what can be planned with (MiB).
-
-    `processes` is None when the driver does not tell, which is not the same as no process.
-    """
-
-    uuid: str | None = None
-    index: int | None = None
-    name: str | None = None
-    pci_bus_id: str | None = None
-    memory_mib: int | None = None
-    memory_used_mib: int | None = None
-    utilization_percent: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    numa: int | None = None
-    mig: bool | None = None
-    processes: tuple[Process, ...] | None = None
-    problems: tuple[str, ...] = ()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether placement may use it."""
-        return not self.problems
-
-
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """All cards of a machine and the driver; `error` says why something is missing."""
-
-    cards: tuple[Gpu, ...] = ()
-    driver_version: str | None = None
-    cuda_version: str | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import trio
 
 import agent
 from agent.probes import cgroup, disks, engines, gpus, host, nvml, smi, warnings
+from agent.probes.card import Gpus
 from agent.probes.root import bounded
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ async def gpu_facts(
     return _gpu_reports(found), "; ".join(reasons) or None
 
 
-def _gpu_reports(found: gpus.Gpus) -> list[dict[str, Any]]:
+def _gpu_reports(found: Gpus) -> list[dict[str, Any]]:
     reports = []
     for card in found.cards:
         if (key := gpus.key(card)) is None:
@@ -160,7 +161,7 @@ def _gpu_reports(found: gpus.Gpus) -> list[dict[str, Any]]:
             index=card.index,
             name=card.name,
             memory_mib=card.memory_mib,
-            healthy=card.healthy,
+            healthy=not card.problems,
             problems=list(card.problems),
             pci_bus_id=card.pci_bus_id,
             numa=card.numa,
@@ -171,7 +172,7 @@ def _gpu_reports(found: gpus.Gpus) -> list[dict[str, Any]]:
     return reports
 
 
-async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = None) -> gpus.Gpus:
+async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = None) -> Gpus:
     """NVML first, nvidia-smi where that is missing or blind; lost cards named by the kernel.
 
     `child` asks a given program instead of NVML's (tests); below a prefix NVML would answer for
@@ -180,7 +181,7 @@ async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = Non
     asks = child is not None or (
         root.live and bool(await _kernel(partial(_driver, root), "driver"))
     )
-    found, works = gpus.Gpus(), False
+    found, works = Gpus(), False
     if asks:
         found, works = await nvml.read(root, fast=fast, child=child or nvml.CHILD)
     if not works:
@@ -191,8 +192,8 @@ async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = Non
     return await _complete(root, found)
 
 
-async def _complete(root: Root, found: gpus.Gpus) -> gpus.Gpus:
-    def look() -> gpus.Gpus:
+async def _complete(root: Root, found: Gpus) -> Gpus:
+    def look() -> Gpus:
         error = found.error if not found.cards else None
         cards = gpus.add_missing(found.cards, gpus.read_kernel_gpus(root), error)
         placed = (replace(card, numa=gpus.numa_node(root, card.pci_bus_id)) for card in cards)

@@ -17,8 +17,8 @@ import trio
 
 import agent
 from agent.probes import values
+from agent.probes.card import Gpu, Gpus, Process
 from agent.probes.conversation import Conversation
-from agent.probes.gpus import Gpu, Gpus, Process
 from agent.probes.smi import plannable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from agent.probes import values
-from agent.probes.gpus import Gpu, Gpus, Process
+from agent.probes.card import Gpu, Gpus, Process
 from agent.probes.root import bounded
 
 if TYPE_CHECKING:

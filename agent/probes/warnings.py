@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from agent.probes.card import Gpu
     from agent.probes.disks import Disk
-    from agent.probes.gpus import Gpu
     from agent.probes.host import Cpu
 
 FREE_SHARE: Final = 0.05

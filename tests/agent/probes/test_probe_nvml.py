@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from agent.probes import gpus, inventory, nvml
-from agent.probes.gpus import Process
+from agent.probes.card import Gpu, Gpus, Process
 from agent.probes.root import Root
 
 CHILD = Path(__file__).parent / "fake_nvml" / "child.py"
@@ -29,7 +29,7 @@ async def test_all_fields_of_a_card():
     assert (card.index, card.pci_bus_id, card.name) == (1, "0001:1b:00.0", "NVIDIA H100 80GB HBM3")
     assert (card.memory_mib, card.memory_used_mib) == (81559 - 551, 1000)
     assert (card.utilization_percent, card.temperature_c, card.power_w) == (7, 36, 66.92)
-    assert (card.mig, card.processes, card.problems, card.healthy) == (False, (), (), True)
+    assert (card.mig, card.processes, card.problems) == (False, (), ())
 
 
 async def test_fast_leaves_out_what_does_not_change():
@@ -48,7 +48,7 @@ async def test_old_driver_has_no_reserved_memory():
 async def test_E07_one_lost_gpu_of_eight_costs_itself(call):
     found, works = await nvml.read(Root(), child=child(count=8, fail={"3": {call: 15}}))
     assert works
-    assert [card.index for card in found.cards if card.healthy] == [0, 1, 2, 4, 5, 6, 7]
+    assert [card.index for card in found.cards if not card.problems] == [0, 1, 2, 4, 5, 6, 7]
     [problem] = found.cards[3].problems
     assert "GPU is lost" in problem
 
@@ -59,7 +59,7 @@ async def test_E07_a_driver_call_that_crashes_costs_its_card():
         Root(), child=child(count=8, crash={"3": "power", "6": "handle"})
     )
     assert works
-    assert [card.index for card in found.cards if not card.healthy] == [3, 6]
+    assert [card.index for card in found.cards if card.problems] == [3, 6]
     assert len(found.cards) == 8
     assert "crashed" in found.cards[3].problems[0]
     assert "signal 11" in found.cards[3].problems[0]
@@ -74,7 +74,7 @@ async def test_E07_a_driver_call_that_hangs_costs_its_card():
             Root(), child=child(count=4, hang={"1": "utilization"}), run_timeout_s=1.0
         )
     assert works
-    assert [card.index for card in found.cards if card.healthy] == [0, 2, 3]
+    assert [card.index for card in found.cards if not card.problems] == [0, 2, 3]
     assert found.cards[1].problems == ("driver hung when asked for utilization_percent",)
 
 
@@ -130,11 +130,11 @@ async def test_E01_each_field_may_be_unknown_on_its_own(call, code):
     whole, broken = found.cards[1], found.cards[0]
     missing = {
         name
-        for name in gpus.Gpu.__slots__
+        for name in Gpu.__slots__
         if getattr(broken, name) is None and getattr(whole, name) is not None
     }
     assert len(missing) == {"memory": 2, "ecc": 0}.get(call, 1)
-    assert broken.healthy == (code in {3, 4})
+    assert (not broken.problems) == (code in {3, 4})
 
 
 @pytest.mark.parametrize("value", [[0, 0, 0], [2**64 - 1, 2**64 - 1, 0], [-1, -1, -1]])
@@ -146,7 +146,7 @@ async def test_E01_memory_without_sense_is_unknown_never_zero(value):
 async def test_memory_repairs_make_a_card_unhealthy():
     broken = {"0": {"remapped": [0, 4, 1, 0]}, "1": {"remapped": [0, 4, 0, 1]}, "2": {"ecc": 2}}
     found, _ = await nvml.read(Root(), child=child(count=4, values=broken))
-    assert [card.healthy for card in found.cards] == [False, False, False, True]
+    assert [not card.problems for card in found.cards] == [False, False, False, True]
     assert "reset" in found.cards[0].problems[0]
     assert "replace" in found.cards[1].problems[0]
     assert "2 uncorrectable" in found.cards[2].problems[0]
@@ -154,7 +154,7 @@ async def test_memory_repairs_make_a_card_unhealthy():
 
 async def test_missing_library_is_no_error():
     found, works = await nvml.read(Root(), child=child(init=12))
-    assert (found, works) == (gpus.Gpus(), False)
+    assert (found, works) == (Gpus(), False)
 
 
 async def test_driver_mismatch_says_why_for_every_card_the_kernel_holds(machine):
@@ -180,13 +180,13 @@ async def test_child_that_is_no_python_falls_back():
 
 
 def test_foreign_memory():
-    card = gpus.Gpu(memory_used_mib=1000, processes=(Process(1, 100), Process(2, 300)))
+    card = Gpu(memory_used_mib=1000, processes=(Process(1, 100), Process(2, 300)))
     assert gpus.foreign_memory(card, {1}) == 300
     assert gpus.foreign_memory(card, {1, 2}) == 0
-    assert gpus.foreign_memory(gpus.Gpu(memory_used_mib=5), {1}) is None
-    hidden = gpus.Gpu(memory_used_mib=1000, processes=(Process(1, 100), Process(2)))
+    assert gpus.foreign_memory(Gpu(memory_used_mib=5), {1}) is None
+    hidden = Gpu(memory_used_mib=1000, processes=(Process(1, 100), Process(2)))
     assert gpus.foreign_memory(hidden, {1}) == 900
-    assert gpus.foreign_memory(gpus.Gpu(processes=(Process(2),)), {1}) is None
+    assert gpus.foreign_memory(Gpu(processes=(Process(2),)), {1}) is None
 
 
 async def test_fast_facts_tell_foreign_use():
@@ -225,7 +225,7 @@ async def test_E07_conversation_survives_a_crash_and_a_hang():
             with trio.fail_after(10):
                 found, works = await nvml.read(Root(), child=link, run_timeout_s=0.8)
             assert works
-            assert [card.index for card in found.cards if card.healthy] == [0, 3]
+            assert [card.index for card in found.cards if not card.problems] == [0, 3]
             assert "signal 11" in found.cards[1].problems[0]
             assert "hung" in found.cards[2].problems[0]
 

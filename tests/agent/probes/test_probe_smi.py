@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agent.probes import card as card_values
 from agent.probes import gpus, inventory, smi, values
 from agent.probes.inventory import ProbeConfig
 
@@ -58,8 +59,8 @@ def test_card_of_a_new_driver():
     assert (found.memory_mib, found.memory_used_mib) == (143165, 900)
     assert (found.utilization_percent, found.temperature_c, found.power_w) == (36, 30, 76.1)
     assert found.pci_bus_id == "000f:01:00.0"
-    assert found.processes == (gpus.Process(77, 520),)
-    assert found.healthy
+    assert found.processes == (card_values.Process(77, 520),)
+    assert not found.problems
 
 
 def test_deprecation_note_is_not_part_of_a_version():
@@ -79,7 +80,7 @@ def test_E01_each_field_may_be_unknown_on_its_own(field, spelling):
     for other in set(FIELD.values()) - {FIELD[field]}:
         assert getattr(found, other) == getattr(whole, other)
     sick = spelling in {"ERR!", "Unknown Error"} and field in {"total", "util", "temperature"}
-    assert found.healthy != sick
+    assert bool(found.problems) == sick
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_error_instead_of_a_document(small, name, error):
 def test_E07_lost_card_is_found_beside_the_document(small):
     line = (small / "nvidia-smi/err-gpu-lost.txt").read_text()
     found = smi.parse(f"{line}\n{CARD.format(**GOOD)}")
-    assert [(c.pci_bus_id, c.healthy) for c in found.cards] == [
+    assert [(c.pci_bus_id, not c.problems) for c in found.cards] == [
         ("000f:01:00.0", True),
         ("0000:91:00.0", False),
     ]
