@@ -110,9 +110,17 @@ class Root:
             return None
 
     async def run(
-        self, argv: Sequence[str], timeout_s: float, *, cwd: Path | None = None
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        *,
+        cwd: Path | None = None,
+        output_limit: int = OUTPUT_LIMIT,
     ) -> ToolResult:
-        """Run a tool with a deadline in seconds; kills its whole process group at the end of it."""
+        """Run a tool with a deadline in seconds; kills its whole process group at the end of it.
+
+        At most `output_limit` bytes of what it prints are kept; a tool that prints more is ended.
+        """
         if stuck := stuck_processes():
             return ToolResult(error=f"{argv[0]}: not started: {stuck}")
         program = await bounded(partial(self.find, argv[0]), key=f"which {argv[0]}", timeout_s=2)
@@ -130,7 +138,7 @@ class Root:
             )
         except (OSError, ValueError) as error:
             return ToolResult(error=f"{program}: cannot be started: {error}")
-        return await _collect(process, program, timeout_s)
+        return await _collect(process, program, timeout_s, output_limit)
 
     def _tool_environment(self) -> Mapping[str, str] | None:
         if self.path is None:
@@ -148,7 +156,7 @@ def _read_some(file: FileIO, limit: int) -> bytes:
     return bytes(read)
 
 
-async def _collect(process: trio.Process, program: str, timeout_s: float) -> ToolResult:
+async def _collect(process: trio.Process, program: str, timeout_s: float, limit: int) -> ToolResult:
     out, err = bytearray(), bytearray()
     try:
         with trio.move_on_after(timeout_s):
@@ -156,11 +164,11 @@ async def _collect(process: trio.Process, program: str, timeout_s: float) -> Too
                 assert process.stdout is not None
                 assert process.stderr is not None
                 nursery.start_soon(_read, process.stderr, err, STDERR_LIMIT, None)
-                nursery.start_soon(_read, process.stdout, out, OUTPUT_LIMIT, nursery.cancel_scope)
+                nursery.start_soon(_read, process.stdout, out, limit, nursery.cancel_scope)
                 await process.wait()
                 # A child of the tool may hold the pipes open for ever; what was written is there.
                 nursery.cancel_scope.deadline = trio.current_time() + AFTER_EXIT_S
-        overflow = len(out) >= OUTPUT_LIMIT
+        overflow = len(out) >= limit
         timed_out = process.poll() is None and not overflow
     finally:
         code = await _end(process)
@@ -169,17 +177,17 @@ async def _collect(process: trio.Process, program: str, timeout_s: float) -> Too
         stderr=err.decode("utf-8", errors="replace"),
         exit_code=None if timed_out or overflow else code,
         timed_out=timed_out,
-        error=_why(program, timeout_s, timed_out, overflow, code),
+        error=_why(program, timeout_s, timed_out, limit if overflow else None, code),
     )
 
 
 def _why(
-    program: str, timeout_s: float, timed_out: bool, overflow: bool, code: int | None
+    program: str, timeout_s: float, timed_out: bool, overflow: int | None, code: int | None
 ) -> str | None:
     if timed_out:
         return f"{program}: no answer within {timeout_s:g} s; killed"
-    if overflow:
-        return f"{program}: more than {OUTPUT_LIMIT} bytes of output; the rest was cut off"
+    if overflow is not None:
+        return f"{program}: more than {overflow} bytes of output; the rest was cut off"
     if code is not None and code < 0:
         return f"{program}: ended by signal {-code}"
     return f"{program}: exit status {code}" if code else None

@@ -1,0 +1,171 @@
+"""What `ibstat` and `ibstatus` print, and the spellings of a port's values. Pure.
+
+Called by ib.py: the small parsers also read the files of sysfs, the two big ones a machine of
+which only the tools' output is at hand. Nothing raises: what cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.probes.root import ToolResult
+
+READ_LIMIT: Final = 2**20
+"""Characters looked at; 512 ports print a quarter of that."""
+MAX_PORTS: Final = 512
+_ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
+_CARD: Final = re.compile(r"CA '([^'\s/]{1,64})'")
+_PORT: Final = re.compile(r"Port ([0-9]{1,3}):?")
+_STATUS: Final = re.compile(r"Infiniband device '([^'\s/]{1,64})' port ([0-9]{1,3})", re.IGNORECASE)
+_NUMBERED: Final = re.compile(r"\s*(?:[0-9]{1,2}\s*:)?\s*([A-Za-z][A-Za-z _]{0,40})")
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A port as one of the tools prints it; every field but the first two may be unknown."""
+
+    hca: str
+    port: int
+    link_layer: Literal["InfiniBand", "Ethernet"] | None = None
+    state: str | None = None
+    phys_state: str | None = None
+    rate_gbps: float | None = None
+    node_guid: str | None = None
+    port_guid: str | None = None
+    lid: int | None = None
+    sm_lid: int | None = None
+    gid_prefix: str | None = None
+    firmware: str | None = None
+
+
+def state(text: str | None) -> str | None:
+    """Logical state, as sysfs spells it: `4: ACTIVE` and `Active` -> `ACTIVE`."""
+    match = _NUMBERED.match(text or "")
+    word = match[1].strip().replace(" ", "_").upper() if match else None
+    return {"INITIALIZING": "INIT", "INITIALIZE": "INIT"}.get(word or "", word)
+
+
+def phys_state(text: str | None) -> str | None:
+    """Physical state in one word: `5: LinkUp` -> `LinkUp`, `7: Phy Test` -> `PhyTest`."""
+    match = _NUMBERED.match(text or "")
+    return match[1].replace(" ", "") if match else None
+
+
+def rate(text: str | None) -> float | None:
+    """Gbit/s of `400 Gb/sec (4X NDR)` or `400`; 0 (width not known to the driver) is unknown."""
+    match = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(?:Gb|\(|$)", text or "")
+    return float(match[1]) or None if match else None
+
+
+def guid(text: str | None) -> str | None:
+    """16 lower-case digits of `0x...`, `xxxx:xxxx:xxxx:xxxx` or bare ones; zero is no GUID."""
+    digits = (text or "").strip().lower().removeprefix("0x").replace(":", "")
+    if not re.fullmatch(r"[0-9a-f]{1,16}", digits) or not int(digits, 16):
+        return None
+    return digits.zfill(16)
+
+
+def lid(text: str | None) -> int | None:
+    """A local identifier, `0x33bf` or decimal. 0 is kept: it says that there is none."""
+    match = re.fullmatch(r"\s*(?:0x([0-9a-f]{1,8})|([0-9]{1,10}))\s*", text or "", re.IGNORECASE)
+    if match is None:
+        return None
+    return int(match[1], 16) if match[1] else int(match[2])
+
+
+def _lines(text: str) -> list[str]:
+    return _ANSI.sub("", text[:READ_LIMIT]).replace("\0", "").splitlines()
+
+
+def parse(text: str) -> tuple[Printed, ...]:
+    """Ports in `ibstat`'s output, indented or not; an `ibpanic` line after good ones is passed."""
+    found: list[Printed] = []
+    hca, card, port = "", dict[str, str](), dict[str, str]()
+    number: int | None = None
+
+    def close() -> None:
+        if number is not None and len(found) < MAX_PORTS:
+            found.append(_printed(hca, number, card, port))
+
+    for line in map(str.strip, _lines(text)):
+        if match := _CARD.fullmatch(line):
+            close()
+            hca, card, number = match[1], {}, None
+        elif hca and (match := _PORT.fullmatch(line)):
+            close()
+            number, port = int(match[1]), {}
+        elif hca:
+            key, _, value = line.partition(":")
+            (card if number is None else port).setdefault(key.strip().lower(), value.strip())
+    close()
+    return tuple(found)
+
+
+def _printed(hca: str, number: int, card: dict[str, str], port: dict[str, str]) -> Printed:
+    return Printed(
+        hca=hca,
+        port=number,
+        link_layer=_layer(port.get("link layer") or port.get("link_layer")),
+        state=state(port.get("state")),
+        phys_state=phys_state(port.get("physical state") or port.get("phys state")),
+        rate_gbps=rate(port.get("rate")),
+        node_guid=guid(card.get("node guid")),
+        port_guid=guid(port.get("port guid")),
+        lid=lid(port.get("base lid")),
+        sm_lid=lid(port.get("sm lid")),
+        firmware=(card.get("firmware version") or "")[:64] or None,
+    )
+
+
+def _layer(text: str | None) -> Literal["InfiniBand", "Ethernet"] | None:
+    known: dict[str, Literal["InfiniBand", "Ethernet"]] = {
+        "infiniband": "InfiniBand",
+        "ib": "InfiniBand",
+        "ethernet": "Ethernet",
+    }
+    return known.get((text or "").lower())
+
+
+def parse_ibstatus(text: str) -> tuple[Printed, ...]:
+    """Ports in `ibstatus`'s output, with the halves of GID 0 as prefix and port GUID."""
+    found: list[Printed] = []
+    name: tuple[str, int] | None = None
+    fields: dict[str, str] = {}
+    for line in [*map(str.strip, _lines(text)), "Infiniband device '-' port 0"]:
+        if match := _STATUS.match(line):
+            if name is not None and len(found) < MAX_PORTS:
+                found.append(_with_gid(_printed(*name, {}, fields), fields.get("default gid")))
+            name, fields = (match[1], int(match[2])), {}
+        elif name is not None:
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip().lower(), value.strip())
+    return tuple(found)
+
+
+def _with_gid(port: Printed, gid: str | None) -> Printed:
+    digits = (gid or "").replace(":", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{32}", digits):
+        return port
+    return replace(port, gid_prefix=guid(digits[:16]), port_guid=guid(digits[16:]))
+
+
+def failure(result: ToolResult) -> str | None:
+    """Why a tool's answer may be short; a tool that is not installed says nothing about cards."""
+    if result.error is not None and result.error.endswith("no such program in PATH"):
+        return None
+    complaint = first(f"{result.stdout[-4096:]}\n{result.stderr}".splitlines())
+    reasons = [part for part in (result.error, complaint) if part]
+    return ": ".join(reasons) or None
+
+
+def first(lines: Iterable[str]) -> str | None:
+    """The first line in which one of the InfiniBand tools complains, without its process id."""
+    for line in lines:
+        if re.search(r"ibpanic|ibwarn|iberror|fatal error|can't open", line[:400], re.IGNORECASE):
+            return re.sub(r"\[[0-9]{1,10}\] ?", "", line[:300]).strip()
+    return None
