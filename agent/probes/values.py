@@ -28,6 +28,24 @@ _REASONS: Final[tuple[tuple[str, Reason], ...]] = (
 )
 
 
+_NOISE: Final = re.compile(
+    r"\x1b\[[0-9;?]{0,32}[A-Za-z]|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1f\x7f\ufeff\ufffe\uffff]"
+)
+_INTEGRATED: Final = re.compile(
+    r"\b(GB10|N1X?|Thor|Orin|Xavier|Tegra\w{0,8}|nvgpu|Jetson)\b", re.IGNORECASE
+)
+
+
+def plain(text: str) -> str:
+    """Text without ANSI escapes and control characters; lines end in a newline only."""
+    return _NOISE.sub("", text)
+
+
+def integrated(name: str | None) -> bool:
+    """Whether a product is a part without memory of its own, which shares the host's."""
+    return name is not None and _INTEGRATED.search(name[:200]) is not None
+
+
 def reason(text: str | None) -> Reason | None:
     """Why a printed value is none; None when the text may be a value."""
     word = (text or "").strip().strip("[]").strip().lower()
