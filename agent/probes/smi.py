@@ -18,7 +18,6 @@ import trio
 from agent.probes import smi_card, smi_tree, values
 from agent.probes.card import Gpu, Gpus
 from agent.probes.root import bounded
-from agent.probes.smi_card import plannable as plannable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,6 +77,7 @@ _HINTS: Final = (
     ("power cables", 8, "check the external power cables of the cards"),
     ("interrupt", 10, "the kernel has an interrupt problem with a card: see `dmesg`"),
 )
+plannable = smi_card.plannable
 _GOOD: Final = frozenset({0, 14})
 """14 only warns that a card's infoROM is corrupted."""
 

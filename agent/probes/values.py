@@ -26,8 +26,6 @@ _REASONS: Final[tuple[tuple[str, Reason], ...]] = (
     ("err!", "error"),
     ("not found", "absent"),
 )
-
-
 _NOISE: Final = re.compile(
     r"\x1b\[[0-9;?]{0,32}[A-Za-z]|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1f\x7f\ufeff\ufffe\uffff]"
 )

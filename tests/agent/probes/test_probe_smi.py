@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.probes import card as card_values
 from agent.probes import card, gpus, inventory, smi, values
-from agent.probes.card import Ecc, Process, Repair
+from agent.probes import card as card_values
+from agent.probes.card import Ecc, Repair
 from agent.probes.inventory import ProbeConfig
 
 CARD = """<?xml version="1.0" ?>
