@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from agent.probes.root import ToolResult
 
-READ_LIMIT: Final = 2**20
-"""Characters looked at; 512 ports print a quarter of that."""
+READ_LIMIT: Final = 2**19
+"""Characters looked at; 512 ports print half of that."""
 MAX_PORTS: Final = 512
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _CARD: Final = re.compile(r"CA '([^'\s/]{1,64})'")
@@ -79,7 +79,9 @@ def lid(text: str | None) -> int | None:
 
 
 def _lines(text: str) -> list[str]:
-    return _ANSI.sub("", text[:READ_LIMIT]).replace("\0", "").splitlines()
+    """Lines that are not empty, without colours and indentation."""
+    plain = _ANSI.sub("", text[:READ_LIMIT]).replace("\0", "")
+    return [line for line in map(str.strip, plain.splitlines()) if line]
 
 
 def parse(text: str) -> tuple[Printed, ...]:
@@ -92,7 +94,7 @@ def parse(text: str) -> tuple[Printed, ...]:
         if number is not None and len(found) < MAX_PORTS:
             found.append(_printed(hca, number, card, port))
 
-    for line in map(str.strip, _lines(text)):
+    for line in _lines(text):
         if match := _CARD.fullmatch(line):
             close()
             hca, card, number = match[1], {}, None
@@ -136,7 +138,7 @@ def parse_ibstatus(text: str) -> tuple[Printed, ...]:
     found: list[Printed] = []
     name: tuple[str, int] | None = None
     fields: dict[str, str] = {}
-    for line in [*map(str.strip, _lines(text)), "Infiniband device '-' port 0"]:
+    for line in [*_lines(text), "Infiniband device '-' port 0"]:
         if match := _STATUS.match(line):
             if name is not None and len(found) < MAX_PORTS:
                 found.append(_with_gid(_printed(*name, {}, fields), fields.get("default gid")))
