@@ -73,6 +73,8 @@ def foreign_use(profile: Profile, gpu: Gpu) -> str | None:
         return None
     need, total = profile.gpu_memory_mib, gpu.memory_mib
     over = foreign > FOREIGN_NOISE_MIB and not (profile.share and need is not None)
+    # In unified memory the operating system is one of the others: only the amount counts.
+    over = over and not gpu.unified
     crowded = need is not None and total is not None and need <= total < need + foreign
     if not (over or crowded):
         return None
@@ -96,6 +98,11 @@ def taken(profile: Profile, gpu: Gpu) -> str | None:
     return f"{size(max(free, 0))} of {size(total)} free" if free < need else None
 
 
+def sliced(profile: Profile, gpu: Gpu) -> str | None:
+    """The driver lets a process use one MIG slice, so slices only serve shards of one card."""
+    return f"gpu {gpu.index}" if gpu.slice and profile.gpus > 1 else None
+
+
 RULES: Final[tuple[tuple[Code, Callable[[Profile, Gpu], str | None]], ...]] = (
     (Code.GPU_UNHEALTHY, unhealthy),
     (Code.GPU_MEMORY, too_small),
@@ -103,6 +110,7 @@ RULES: Final[tuple[tuple[Code, Callable[[Profile, Gpu], str | None]], ...]] = (
     (Code.GPU_FOREIGN_UNKNOWN, foreign_unknown),
     (Code.GPU_FOREIGN_USE, foreign_use),
     (Code.GPU_TAKEN, taken),
+    (Code.GPU_SLICE, sliced),
 )
 """Each says what blocks the card, or None."""
 

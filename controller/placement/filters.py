@@ -110,16 +110,33 @@ def cpus(profile: Profile, node: Node) -> Reason | None:
 
 
 def memory(profile: Profile, node: Node) -> Reason | None:
-    """Host memory that no live shard has claimed."""
-    if profile.memory_mib is None:
+    """Host memory that no live shard has claimed; with unified memory the card's is part of it."""
+    pooled = from_pool(profile, node)
+    if profile.memory_mib is None and pooled == 0:
         return None
-    need = size(profile.memory_mib)
-    if node.memory_mib is None:
+    wanted = (profile.memory_mib or 0) + (pooled or 0)
+    need = size(wanted)
+    if node.memory_mib is None or pooled is None:
         return Reason(Code.MEMORY_UNKNOWN, need)
     free = node.memory_mib - node.memory_claimed_mib
-    if profile.memory_mib <= free:
+    if wanted <= free:
         return None
     return Reason(Code.MEMORY, need, f"{size(max(free, 0))} of {size(node.memory_mib)}")
+
+
+def from_pool(profile: Profile, node: Node) -> int | None:
+    """Host memory in MiB that the shard's cards take, where they are unified; None when unknown.
+
+    A share takes its part, a shard that holds the card alone all of the card's memory (E02).
+    """
+    unified = [gpu for gpu in node.gpus if gpu.unified][: profile.gpus]
+    total = 0
+    for gpu in unified:
+        part = profile.gpu_memory_mib if profile.share else gpu.memory_mib
+        if part is None:
+            return None
+        total += part
+    return total
 
 
 def port(profile: Profile, node: Node) -> Reason | None:

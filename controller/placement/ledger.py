@@ -90,7 +90,9 @@ class Ledger:
         new = replace(
             old,
             cpus_claimed=old.cpus_claimed + (shard.cpus or 0.0),
-            memory_claimed_mib=old.memory_claimed_mib + (shard.memory_mib or 0),
+            memory_claimed_mib=old.memory_claimed_mib
+            + (shard.memory_mib or 0)
+            + _pooled(old, shard),
             gpus=tuple(_claim(gpu, shard) for gpu in old.gpus) if shard.gpus else old.gpus,
             ports_taken=old.ports_taken | {shard.port},
             shards_live=old.shards_live + 1,
@@ -138,6 +140,7 @@ class Ledger:
             _free_step(steps.cpus, node.cpus, node.cpus_claimed - CORES_SLACK),
             _free_step(steps.memory_mib, node.memory_mib, node.memory_claimed_mib),
             tuple(sorted(self._card(gpu) for gpu in node.gpus)),
+            _pool(node),
             free_port(node) is None,
             bool(node.mgmt_addr),
             node.shards_live > 0,
@@ -145,24 +148,42 @@ class Ledger:
             _eighths(node.memory_claimed_mib, node.memory_mib),
         )
 
-    def _card(self, gpu: Gpu) -> tuple[str, bool, int, int, int, int]:
+    def _card(self, gpu: Gpu) -> tuple[str, bool, bool, int, int, int, int]:
         """What the rules of `cards.py` see, in numbers that sort: -1 is unknown."""
         foreign, total, claimed = foreign_mib(gpu), gpu.memory_mib, claimed_mib(gpu)
         held = -1 if foreign is None else (foreign > 0) + (foreign > FOREIGN_NOISE_MIB)
         kind = 2 if claimed is None else int(bool(gpu.claims))
         if total is None:
-            return (gpu.class_, gpu.healthy, held, kind, -1, -1)
+            return (gpu.class_, gpu.healthy, gpu.slice, held, kind, -1, -1)
         steps = self._steps.gpu_memory_mib
         left = total - (foreign or 0)
         # Whether the whole card, what others leave of it, and what is unclaimed of that are enough.
         return (
             gpu.class_,
             gpu.healthy,
+            gpu.slice,
             held,
             kind,
             bisect_right(steps, total) * (len(steps) + 1) + bisect_right(steps, left),
             bisect_right(steps, left - (claimed or 0)),
         )
+
+
+def _pooled(node: Node, shard: PlacedShard) -> int:
+    """Host memory that the shard takes by its unified cards."""
+    held = [gpu for gpu in node.gpus if gpu.unified and gpu.uuid in shard.gpus]
+    return sum(pool_claim(gpu, shard.gpu_memory_mib) for gpu in held)
+
+
+def pool_claim(gpu: Gpu, memory_mib: int | None) -> int:
+    """Host memory in MiB behind a claim on a unified card: the share, else the whole card."""
+    return (gpu.memory_mib or 0) if memory_mib is None else memory_mib
+
+
+def _pool(node: Node) -> tuple[object, ...]:
+    """Unified machines are few and their cards, memory and claims hang together: kept as is."""
+    cards = tuple((g.memory_mib, g.memory_foreign_mib, g.claims) for g in node.gpus if g.unified)
+    return (node.memory_mib, node.memory_claimed_mib, *cards) if cards else ()
 
 
 def _claim(gpu: Gpu, shard: PlacedShard) -> Gpu:

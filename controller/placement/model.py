@@ -37,6 +37,12 @@ class Gpu:
     problems: tuple[str, ...] = ()
     numa: int | None = None
     claims: tuple[Claim, ...] = ()
+    slice: bool = False
+    """A MIG slice: works alone, never together with other cards."""
+    unified: bool = False
+    """Its memory is the host's: what is claimed of it is claimed of the node (E02)."""
+    gone: bool = False
+    """A slice of a MIG layout that is no more: whoever holds it has lost its device (E19)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class Code(StrEnum):
     GPU_FOREIGN_USE = "gpu_foreign_use"
     GPU_FOREIGN_UNKNOWN = "gpu_foreign_unknown"
     GPU_TAKEN = "gpu_taken"
+    GPU_SLICE = "gpu_slice"
     CPUS = "cpus"
     CPUS_UNKNOWN = "cpus_unknown"
     MEMORY = "memory"
@@ -72,6 +73,7 @@ SENTENCES: Final[dict[str, str]] = {
         "card memory held outside llmgw is unknown: need {need}, unknown: {have}"
     ),
     Code.GPU_TAKEN: "cards are taken by other replicas: need {need}, have {have}",
+    Code.GPU_SLICE: "slices of cards cannot work together: need {need}, slices: {have}",
     Code.CPUS: "too few free cores: need {need}, have {have}",
     Code.CPUS_UNKNOWN: "the number of cores is unknown: need {need}",
     Code.MEMORY: "too little free memory: need {need}, have {have}",
@@ -108,6 +110,7 @@ PHRASES: Final[dict[str, str]] = {
     Code.GPU_FOREIGN_USE: "have cards in use outside llmgw",
     Code.GPU_FOREIGN_UNKNOWN: "have cards whose use outside llmgw is unknown",
     Code.GPU_TAKEN: "have their cards taken",
+    Code.GPU_SLICE: "have only slices of cards",
     Code.CPUS: "lack cores",
     Code.CPUS_UNKNOWN: "have an unknown number of cores",
     Code.MEMORY: "lack memory",

@@ -156,7 +156,7 @@ def backoff_s(settings: Settings, replica_id: int, failures_before: int, seed: i
 
 def _ready(replica: Replica, around: Around) -> Move | None:
     for shard in replica.shards:
-        if shard.state != "ready" or shard.node_id in around.lost:
+        if shard.state != "ready" or shard.node_id in around.lost or _gone(shard, around):
             break
     else:
         if replica.shards:
@@ -220,11 +220,21 @@ def _trouble(replica: Replica, around: Around) -> Trouble | None:
         return Trouble(
             reason, f"{reason}: {first.error}" if first.error else reason, own_fault=True
         )
+    for shard in replica.shards:
+        if gone := _gone(shard, around):
+            text = f"{_name(shard)}: device gone: {', '.join(gone)}; the MIG layout has changed"
+            return Trouble("device gone", text, own_fault=False)
     ranks = sorted(shard.rank for shard in replica.shards)
     if not ranks or ranks != list(range(len(ranks))):
         text = f"replica {replica.id} is {replica.state} with shards of ranks {ranks}, not all"
         return Trouble("its shards are not a whole launch", text, own_fault=True)
     return None
+
+
+def _gone(shard: Shard, around: Around) -> list[str]:
+    """Slices that the shard holds and that its node no longer has (E19)."""
+    node = around.nodes.get(shard.node_id)
+    return [] if node is None else [g.uuid for g in node.gpus if g.gone and g.uuid in shard.gpus]
 
 
 def _late(replica: Replica, around: Around) -> Trouble | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from controller.placement.ledger import pool_claim
 from controller.placement.model import (
     Claim,
     Gpu,
@@ -202,6 +203,9 @@ def _gpu(row: Row) -> Gpu:
         problems=tuple(row["problems"]),
         numa=row["numa"],
         claims=tuple(Claim(shard, memory) for shard, memory in row["claims"] or ()),
+        slice=row["slice"],
+        unified=row["unified"],
+        gone=row["gone"],
     )
     return _whole(made)
 
@@ -221,7 +225,7 @@ def _node(
         cpus=row["cpus_effective"],
         cpus_claimed=row["cpus"] or 0.0,
         memory_mib=row["memory_effective_mib"],
-        memory_claimed_mib=row["memory_mib"] or 0,
+        memory_claimed_mib=(row["memory_mib"] or 0) + _pooled(cards),
         gpus=tuple(cards),
         ports=(int(row["port_first"]), int(row["port_last"])),
         ports_taken=frozenset(row["ports"] or ()),
@@ -231,6 +235,11 @@ def _node(
         shards_live=row["shards"] or 0,
     )
     return _whole(made)
+
+
+def _pooled(cards: list[Gpu]) -> int:
+    """Host memory that is claimed through unified cards."""
+    return sum(pool_claim(g, c.memory_mib) for g in cards if g.unified for c in g.claims)
 
 
 def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:

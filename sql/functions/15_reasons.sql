@@ -21,6 +21,7 @@ insert into llmgw_core.reason (code, sentence) values
     ('gpu_foreign_use', 'processes outside llmgw hold card memory: need {need}, have {have}'),
     ('gpu_foreign_unknown', 'card memory held outside llmgw is unknown: need {need}, unknown: {have}'),
     ('gpu_taken', 'cards are taken by other replicas: need {need}, have {have}'),
+    ('gpu_slice', 'slices of cards cannot work together: need {need}, slices: {have}'),
     ('cpus', 'too few free cores: need {need}, have {have}'),
     ('cpus_unknown', 'the number of cores is unknown: need {need}'),
     ('memory', 'too little free memory: need {need}, have {have}'),

@@ -34,6 +34,14 @@ create or replace trigger shard_over after update of state on llmgw_core.shard
     for each row when (new.state in ('stopped', 'failed') and old.state <> new.state)
     execute function llmgw_core.release_claims();
 
+create or replace function llmgw_core.pool_claimed(p_node text) returns bigint
+language sql stable security definer set search_path = llmgw_core, pg_temp as $$
+    select coalesce(sum(coalesce(c.memory_mib, g.memory_mib, 0)), 0)::bigint from llmgw_core.gpu_claim c
+    join llmgw_core.gpu g on g.node_id = c.node_id and g.uuid = c.gpu_uuid
+    where c.node_id = p_node and g.memory_kind = 'unified'
+$$;
+comment on function llmgw_core.pool_claimed(text) is 'Host memory in MiB of a node that is claimed through cards with unified memory (E02).';
+
 create or replace function llmgw_core.check_shard_fits() returns trigger
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
@@ -44,6 +52,7 @@ begin
     select * into n from llmgw_core.node where id = new.node_id for no key update;
     select coalesce(sum(memory_mib), 0), coalesce(sum(cpus), 0) into used_mib, used_cpus
         from llmgw_core.shard where node_id = new.node_id and state not in ('stopped', 'failed');
+    used_mib := used_mib + llmgw_core.pool_claimed(new.node_id);
     -- Coalesced: against an unknown size nothing fits.
     if new.memory_mib is not null and not coalesce(used_mib + new.memory_mib <= n.memory_effective_mib, false) then
         raise exception 'node % has not enough memory: need % MiB, have % of % MiB unclaimed', new.node_id, new.memory_mib,
@@ -81,6 +90,12 @@ begin
     if new.memory_mib is not null and (card.memory_mib is null or shared_mib + new.memory_mib > card.memory_mib) then
         raise exception 'gpu % of node % has not enough memory: need % MiB, have % MiB unclaimed',
             new.gpu_uuid, new.node_id, new.memory_mib, coalesce((card.memory_mib - shared_mib)::text, 'unknown') using errcode = 'LG003';
+    end if;
+    if card.memory_kind = 'unified' and not coalesce((select
+            (select coalesce(sum(s.memory_mib), 0) from llmgw_core.shard s where s.node_id = n.id and s.state not in ('stopped', 'failed'))
+            + llmgw_core.pool_claimed(n.id) + coalesce(new.memory_mib, card.memory_mib) <= n.memory_effective_mib
+            from llmgw_core.node n where n.id = new.node_id), false) then
+        raise exception 'node % has not enough memory for gpu %: the two share it', new.node_id, new.gpu_uuid using errcode = 'LG003';
     end if;
     return new;
 end $$;

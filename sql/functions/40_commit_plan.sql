@@ -49,7 +49,7 @@ begin
                     (p_item->'spec') || jsonb_build_object('shards', jsonb_array_length(p_item->'shards')))
             returning id into shard;
         if exists (select 1 from unnest(s.gpus) g left join llmgw_core.gpu c on c.node_id = s.node_id and c.uuid = g
-                   where c.uuid is null or not c.healthy) then
+                   where c.uuid is null or not c.healthy or c.partitioned) then
             raise exception 'a gpu of node % is gone or unhealthy', n.id using errcode = 'LG003';
         end if;
         insert into llmgw_core.gpu_claim (shard_id, node_id, gpu_uuid, memory_mib)

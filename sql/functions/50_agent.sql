@@ -111,7 +111,7 @@ comment on function llmgw_core.sync_shards(text, jsonb) is 'Takes what a node sa
 
 create or replace function llmgw_core.sync_load(p_node text, p_report jsonb) returns void
 language sql security definer set search_path = llmgw_core, pg_temp as $$
-    insert into llmgw_core.node_load as l (node_id, at, cpu_percent, load1, load5, load15, memory_used_mib, gpus)
+    insert into llmgw_core.node_load as l (node_id, at, cpu_percent, load1, load5, load15, memory_used_mib, gpus, ports, pressure)
     select p_node, clock_timestamp(), number_of(p_report->'load'->'cpu_percent')::real, number_of(p_report->'load'->'load1')::real,
         number_of(p_report->'load'->'load5')::real, number_of(p_report->'load'->'load15')::real,
         number_of(p_report->'load'->'memory_used_mib')::bigint,
@@ -119,10 +119,19 @@ language sql security definer set search_path = llmgw_core, pg_temp as $$
         (select jsonb_object_agg(g->>'uuid', jsonb_strip_nulls(jsonb_build_object(
             'memory_used_mib', number_of(g->'memory_used_mib')::bigint, 'memory_foreign_mib', number_of(g->'memory_foreign_mib')::bigint,
             'utilization_percent', number_of(g->'utilization_percent'), 'temperature_c', number_of(g->'temperature_c'),
-            'power_w', number_of(g->'power_w'))))
-         from jsonb_array_elements(list_or_empty(p_report->'gpus')) g where g->>'uuid' is not null)
+            'power_w', number_of(g->'power_w'), 'foreign_pids', case when jsonb_typeof(g->'foreign_pids') = 'array'
+                and jsonb_array_length(g->'foreign_pids') <= 8 then g->'foreign_pids' end)))
+         from jsonb_array_elements(list_or_empty(p_report->'gpus')) g where g->>'uuid' is not null),
+        (select jsonb_object_agg(concat_ws('/', p->>'hca', p->>'port'), jsonb_strip_nulls(jsonb_build_object(
+            'tx_bytes', number_of(p->'tx_bytes')::bigint, 'rx_bytes', number_of(p->'rx_bytes')::bigint,
+            'errors', (select jsonb_object_agg(left(c, 60), number_of(n)::bigint) from jsonb_each(case jsonb_typeof(p->'errors')
+                when 'object' then p->'errors' else '{}' end) x(c, n) where number_of(n) > 0))))
+         from (select p from jsonb_array_elements(list_or_empty(p_report->'ports')) p limit 128) listed where p->>'hca' is not null),
+        (select jsonb_object_agg(name, number_of(n)) from jsonb_each(case jsonb_typeof(p_report->'load'->'pressure')
+            when 'object' then p_report->'load'->'pressure' else '{}' end) x(name, n)
+         where name in ('cpu_some', 'memory_some', 'memory_full', 'io_some', 'io_full') and number_of(n) is not null)
     on conflict (node_id) do update set at = excluded.at, cpu_percent = excluded.cpu_percent, load1 = excluded.load1,
-        load5 = excluded.load5, load15 = excluded.load15, memory_used_mib = excluded.memory_used_mib, gpus = excluded.gpus
+        load5 = excluded.load5, load15 = excluded.load15, memory_used_mib = excluded.memory_used_mib, gpus = excluded.gpus, ports = excluded.ports, pressure = excluded.pressure
 $$;
 comment on function llmgw_core.sync_load(text, jsonb) is 'Keeps the fast facts of a node.';
 
@@ -186,7 +195,7 @@ begin
     if was.node_id is null then
         perform nextval('llmgw_core.change');  -- a node's first word makes it placeable now
     end if;
-    if p_report ? 'load' or p_report ? 'gpus' then
+    if p_report ?| array['load', 'gpus', 'ports'] then
         perform llmgw_core.sync_load(me, p_report);
     end if;
     select n.alloc_gen into gen from llmgw_core.node n where n.id = me;
@@ -196,7 +205,7 @@ begin
     poll_ms := llmgw_core.poll_ms(me);
     now := clock_timestamp();
     select coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', a.id, 'kind', a.kind, 'shard', a.shard_id, 'lines', a.lines,
-        'from_offset', a.from_offset)) order by a.id), '[]') into asks
+        'from_offset', a.from_offset, 'hca', a.hca, 'port', a.port)) order by a.id), '[]') into asks
         from llmgw_core.ask a where a.node_id = me and a.answered_at is null;
     return next;
 end $$;

@@ -1,12 +1,18 @@
--- Slow facts: inventory, when it changed and at times.
+-- Slow facts: inventory, when it changed and at times. Cards are in 52_agent_gpus.sql, ports in 53_agent_ports.sql.
+
+create or replace function llmgw_core.object_of(p_value jsonb, p_most int) returns jsonb
+language sql immutable set search_path = llmgw_core, pg_temp as $$
+    select case when jsonb_typeof(p_value) = 'object' and pg_column_size(p_value) <= p_most then p_value end
+$$;
+comment on function llmgw_core.object_of(jsonb, int) is 'A reported object of at most so many bytes; null for anything else.';
 
 create or replace function agent.report_host(p_token text, p_host jsonb) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     me text := llmgw_core.node_of(p_token);
 begin
-    if jsonb_typeof(p_host) is distinct from 'object' or pg_column_size(p_host) > 65536 then
-        raise exception 'the host facts of node % are not an object of at most 64 KiB', me using errcode = 'LG003';
+    if jsonb_typeof(p_host) is distinct from 'object' or pg_column_size(p_host) > 131072 then
+        raise exception 'the host facts of node % are not an object of at most 128 KiB', me using errcode = 'LG003';
     elsif p_host->>'mgmt_addr' !~ '^[0-9A-Za-z.:_%-]{1,253}$' then  -- it becomes part of a URL
         raise exception 'the address of node % is neither a host name nor an IP address', me using errcode = 'LG003';
     end if;
@@ -19,37 +25,16 @@ begin
         labels = coalesce(nullif(p_host->'labels', 'null'), '{}'),
         port_first = coalesce((p_host->'ports'->>0)::int, port_first), port_last = coalesce((p_host->'ports'->>1)::int, port_last),
         warnings = llmgw_core.strings_of(p_host->'warnings'), agent_version = p_host->>'agent_version',
+        machine = coalesce(llmgw_core.object_of(p_host->'machine', 32768), '{}'),
+        nvlink_state = p_host->'nvlink'->>'state', nvlink_domain = left(p_host->'nvlink'->>'domain', 100),
+        nvlink_reason = left(p_host->'nvlink'->>'reason', 500),
+        imex = llmgw_core.object_of(p_host->'imex', 65536),
+        imex_channels = llmgw_core.number_of(p_host->'imex'->'channels')::int,
         host_reported_at = clock_timestamp()
         where id = me;
     perform nextval('llmgw_core.change');
 end $$;
 comment on function agent.report_host(text, jsonb) is 'Replaces the host facts of the calling node; a missing field becomes unknown.';
-
-create or replace function agent.report_gpus(p_token text, p_gpus jsonb) returns void
-language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
-declare
-    me text := llmgw_core.node_of(p_token);
-begin
-    perform 1 from llmgw_core.node where id = me for no key update;  -- as commit_plan does before it claims cards
-    insert into llmgw_core.gpu as g (node_id, uuid, index, name, class, memory_mib, healthy, problems, pci_bus_id, numa, driver_version, cuda_version)
-        select distinct on (2) me, e->>'uuid', (e->>'index')::int, e->>'name', e->>'class', (e->>'memory_mib')::bigint,
-            coalesce((e->>'healthy')::boolean, true), coalesce(llmgw_core.strings_of(e->'problems'), '{}'),
-            e->>'pci_bus_id', (e->>'numa')::int, e->>'driver_version', e->>'cuda_version'
-        from llmgw_core.list_of(p_gpus, 64, 'gpus') e
-        on conflict (node_id, uuid) do update set index = excluded.index, name = excluded.name, class = excluded.class,
-            memory_mib = excluded.memory_mib, healthy = excluded.healthy, problems = excluded.problems, pci_bus_id = excluded.pci_bus_id,
-            numa = excluded.numa, driver_version = excluded.driver_version, cuda_version = excluded.cuda_version,
-            reported_at = clock_timestamp();
-    -- A card that vanished while a shard holds it must stay visible, and out of placement (E20).
-    update llmgw_core.gpu g set healthy = false, problems = array['not seen by the agent any more']
-        where g.node_id = me and not exists (select 1 from jsonb_array_elements(p_gpus) e where e->>'uuid' = g.uuid)
-          and exists (select 1 from llmgw_core.gpu_claim c where c.node_id = me and c.gpu_uuid = g.uuid);
-    delete from llmgw_core.gpu g
-        where g.node_id = me and not exists (select 1 from jsonb_array_elements(p_gpus) e where e->>'uuid' = g.uuid)
-          and not exists (select 1 from llmgw_core.gpu_claim c where c.node_id = me and c.gpu_uuid = g.uuid);
-    perform nextval('llmgw_core.change');
-end $$;
-comment on function agent.report_gpus(text, jsonb) is 'Replaces the cards of the calling node.';
 
 create or replace function agent.report_engines(p_token text, p_engines jsonb) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -70,9 +55,9 @@ declare
     me text := llmgw_core.node_of(p_token);
 begin
     delete from llmgw_core.disk where node_id = me;
-    insert into llmgw_core.disk (node_id, mount, filesystem, kind, total_mib, free_mib, holds_weights)
+    insert into llmgw_core.disk (node_id, mount, filesystem, kind, total_mib, free_mib, holds_weights, source)
         select distinct on (2) me, e->>'mount', e->>'filesystem', e->>'kind', (e->>'total_mib')::bigint, (e->>'free_mib')::bigint,
-            coalesce((e->>'holds_weights')::boolean, false)
+            coalesce((e->>'holds_weights')::boolean, false), left(e->>'source', 500)
         from llmgw_core.list_of(p_disks, 500, 'disks') e;
 end $$;
 comment on function agent.report_disks(text, jsonb) is 'Replaces the filesystems of the calling node.';
@@ -83,11 +68,25 @@ declare
     me text := llmgw_core.node_of(p_token);
 begin
     delete from llmgw_core.weight where node_id = me;
-    insert into llmgw_core.weight (node_id, source, path, bytes, complete)
-        select distinct on (3) me, e->>'source', e->>'path', (e->>'bytes')::bigint, coalesce((e->>'complete')::boolean, false)
+    insert into llmgw_core.weight (node_id, source, path, bytes, complete, name, revision, format, reason, shared, filer, facts)
+        select distinct on (3) me, e->>'source', e->>'path', (e->>'bytes')::bigint, coalesce((e->>'complete')::boolean, false),
+            left(e->>'name', 300), left(e->>'revision', 100), left(e->>'format', 40), left(e->>'reason', 500),
+            coalesce((e->>'shared')::boolean, false), left(e->>'filer', 500), llmgw_core.object_of(e->'facts', 16384)
         from llmgw_core.list_of(p_weights, 2000, 'weights') e;
 end $$;
 comment on function agent.report_weights(text, jsonb) is 'Replaces the list of weights on the calling node''s disks.';
+
+create or replace function agent.report_checks(p_token text, p_checks jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    me text := llmgw_core.node_of(p_token);
+begin
+    delete from llmgw_core.node_check where node_id = me;
+    insert into llmgw_core.node_check (node_id, name, position, result, evidence, remedy)
+        select distinct on (2) me, e->>'name', ord, e->>'result', left(e->>'evidence', 2000), left(e->>'remedy', 2000)
+        from jsonb_array_elements((select jsonb_agg(x) from llmgw_core.list_of(p_checks, 100, 'checks') x)) with ordinality as c(e, ord);
+end $$;
+comment on function agent.report_checks(text, jsonb) is 'Replaces what the calling node''s check of itself came to.';
 
 create or replace function agent.report_log(p_token text, p_ask bigint, p_text text, p_offset bigint) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -100,5 +99,5 @@ end $$;
 comment on function agent.report_log(text, bigint, text, bigint) is 'Answers a question for a log; offset is where the next part begins.';
 
 grant execute on function agent.enroll(text, text, text), agent.sync(text, bigint, jsonb), agent.report_host(text, jsonb),
-    agent.report_gpus(text, jsonb), agent.report_engines(text, jsonb), agent.report_disks(text, jsonb),
-    agent.report_weights(text, jsonb), agent.report_log(text, bigint, text, bigint) to llmgw_agent;
+    agent.report_engines(text, jsonb), agent.report_disks(text, jsonb), agent.report_weights(text, jsonb),
+    agent.report_checks(text, jsonb), agent.report_log(text, bigint, text, bigint) to llmgw_agent;

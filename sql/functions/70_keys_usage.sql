@@ -112,6 +112,8 @@ begin
     delete from llmgw_core.router_use u where not exists (select 1 from llmgw_core.controller c where c.id = u.router_id)
         or exists (select 1 from llmgw_core.replica r where r.id = u.replica_id and r.state = 'gone');
     delete from llmgw_core.replica r where r.state = 'gone' and r.state_at < clock_timestamp() - llmgw_core.setting('decision_days') * interval '1 day';
+    delete from llmgw_core.node_event where at < clock_timestamp() - llmgw_core.setting('event_days') * interval '1 day';
+    perform llmgw_core.scans_keep();
     return llmgw_core.partitions_keep_v1(7);
 end $$;
 comment on function llmgw_core.housekeep_v1(bigint) is 'Removes what nobody needs any more and keeps partitions; idempotent, under the housekeeping term.';

@@ -25,8 +25,10 @@ left join (
 order by n.id;
 
 -- name: gpus
--- Every card with what foreign processes hold and what live shards claim. The setting is read once, not per node.
-select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa,
+-- Every card and slice with what foreign processes hold and what live shards claim. The setting is read once, not per node.
+-- A card in MIG mode is not one to give, and one without an index is lost.
+select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa, g.parent is not null as slice,
+    g.memory_kind is not distinct from 'unified' as unified, g.parent is not null and g.missing_since is not null as gone,
     (l.gpus->g.uuid->>'memory_foreign_mib')::bigint as memory_foreign_mib, c.claims
 from llmgw_core.gpu g
 left join llmgw_core.node_load l on l.node_id = g.node_id
@@ -34,6 +36,7 @@ left join llmgw_core.node_load l on l.node_id = g.node_id
 left join (
     select node_id, gpu_uuid, jsonb_agg(jsonb_build_array(shard_id, memory_mib) order by shard_id) as claims
     from llmgw_core.gpu_claim group by node_id, gpu_uuid) c on c.node_id = g.node_id and c.gpu_uuid = g.uuid
+where not g.partitioned and g.index is not null
 order by g.node_id, g.index;
 
 -- name: engines
@@ -43,7 +46,7 @@ from llmgw_core.engine where state = 'installed' group by node_id, engine;
 
 -- name: weights
 -- Sources that lie whole on a node's disk.
-select node_id, array_agg(distinct source) as sources from llmgw_core.weight where complete group by node_id;
+select node_id, array_agg(distinct source) as sources from llmgw_core.weight where complete and source is not null group by node_id;
 
 -- name: models
 -- What the catalog wants.

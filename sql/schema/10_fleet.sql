@@ -24,6 +24,9 @@ insert into llmgw_core.setting (name, value, unit, why) values
     ('start_deadline', 1800, 's', 'a replica that is not ready by then has failed'),
     ('drain_deadline', 600, 's', 'running requests of a draining replica get this long'),
     ('decision_days', 30, 'd', 'how long decisions and refusals are kept'),
+    ('event_days', 90, 'd', 'how long changes of devices are kept'),
+    ('scan_every', 0, 's', 'every fabric is scanned again after this long; 0: only when asked'),
+    ('scan_deadline', 180, 's', 'a fabric scan without an answer by then has failed'),
     ('usage_days', 400, 'd', 'how long single usage rows are kept');
 
 create table llmgw_core.node (
@@ -53,7 +56,13 @@ create table llmgw_core.node (
     port_last int not null default 20999 check (port_last between port_first and 65535),
     warnings text[],
     agent_version text,
-    host_reported_at timestamptz
+    host_reported_at timestamptz,
+    machine jsonb not null default '{}' check (jsonb_typeof(machine) = 'object'),
+    nvlink_state text check (nvlink_state in ('joined', 'none', 'partial', 'inconsistent', 'in_progress', 'unknown')),
+    nvlink_domain text,
+    nvlink_reason text,
+    imex jsonb,
+    imex_channels int check (imex_channels >= 0)
 );
 comment on table llmgw_core.node is 'One machine. intent is the operator''s word and survives any re-registration (D11); alloc_gen grows with every change of its assignments.';
 
@@ -74,14 +83,16 @@ create unlogged table llmgw_core.node_load (
     load5 real,
     load15 real,
     memory_used_mib bigint,
-    gpus jsonb
+    gpus jsonb,
+    ports jsonb,
+    pressure jsonb
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 comment on table llmgw_core.node_load is 'Fast facts of a node; lost in a crash, which is fine: absent means unknown.';
 
 create table llmgw_core.gpu (
     node_id text not null references llmgw_core.node on delete cascade,
     uuid text not null check (length(uuid) <= 100),
-    index int not null check (index >= 0),
+    index int check (index >= 0),
     name text not null,
     class text not null,
     memory_mib bigint check (memory_mib > 0),
@@ -92,9 +103,29 @@ create table llmgw_core.gpu (
     driver_version text,
     cuda_version text,
     reported_at timestamptz not null default clock_timestamp(),
+    vendor text,
+    memory_kind text check (memory_kind in ('dedicated', 'coherent', 'unified')),
+    parent text,
+    mig_profile text,
+    partitioned boolean not null default false,
+    fabric_state text,
+    cluster_uuid text,
+    clique bigint,
+    bandwidth text,
+    nearest_nic text,
+    nic_path text,
+    paths jsonb,
+    detail jsonb,
+    findings jsonb not null default '[]' check (jsonb_typeof(findings) = 'array'),
+    missing_since timestamptz,
+    mark text check (mark in ('healthy', 'unhealthy')),
+    mark_reason text,
+    mark_actor text,
+    mark_at timestamptz,
+    mark_accepts text[],
     primary key (node_id, uuid)
 );
-comment on table llmgw_core.gpu is 'Cards of a node as its agent last listed them; a card that vanished stays as unhealthy until its claims end.';
+comment on table llmgw_core.gpu is 'Cards and MIG slices (parent is set) of a node. findings are the agent''s; healthy and problems follow from them and from the operator''s mark by trigger. A card that vanished stays, unhealthy, until another sits at its address or it is forgotten.';
 
 create table llmgw_core.engine (
     node_id text not null references llmgw_core.node on delete cascade,
@@ -115,19 +146,27 @@ create table llmgw_core.disk (
     total_mib bigint check (total_mib >= 0),
     free_mib bigint check (free_mib >= 0),
     holds_weights boolean not null default false,
+    source text,
     primary key (node_id, mount)
 );
 comment on table llmgw_core.disk is 'Filesystems of a node, each once; shared ones are nobody''s to spend.';
 
 create table llmgw_core.weight (
     node_id text not null references llmgw_core.node on delete cascade,
-    source text not null,
+    source text,
     path text not null,
     bytes bigint check (bytes >= 0),
     complete boolean not null,
+    name text,
+    revision text,
+    format text,
+    reason text,
+    shared boolean not null default false,
+    filer text,
+    facts jsonb,
     primary key (node_id, path)
 );
-comment on table llmgw_core.weight is 'Weights on a node''s disk.';
+comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes.';
 
 create table llmgw_core.enrolment (
     token_hash bytea primary key,
@@ -142,14 +181,17 @@ comment on table llmgw_core.enrolment is 'Tokens with which an agent joins: boun
 create table llmgw_core.ask (
     id bigint generated always as identity primary key,
     node_id text not null references llmgw_core.node on delete cascade,
-    kind text not null check (kind in ('log')),
+    kind text not null check (kind in ('log', 'scan')),
     shard_id bigint,
-    lines int not null check (lines between 1 and 10000),
+    lines int check (lines between 1 and 10000),
     from_offset bigint check (from_offset >= 0),
     asked_at timestamptz not null default clock_timestamp(),
     answered_at timestamptz,
     answer text,
-    answer_offset bigint
+    answer_offset bigint,
+    fabric text,
+    hca text,
+    port int
 );
 create index ask_open on llmgw_core.ask (node_id) where answered_at is null;
-comment on table llmgw_core.ask is 'Questions to an agent (log tails), answered at its next sync; removed after ten minutes.';
+comment on table llmgw_core.ask is 'Questions to an agent (log tails, fabric scans), answered at its next sync; removed after ten minutes.';

@@ -42,7 +42,10 @@ comment on view llmgw.summary is 'The fleet at a glance, one row: llmgwctl statu
 
 create or replace view llmgw.trouble as
 select 'node ' || state as what, node_id as object, state_reason as why from llmgw_core.node_state where state in ('unreachable', 'lost')
-union all select 'gpu unhealthy', node || ' gpu ' || index, array_to_string(problems, '; ') from llmgw.gpus where not healthy
+union all select 'gpu unhealthy', node || ' gpu ' || coalesce(index::text, uuid), array_to_string(problems, '; ') from llmgw.gpus where not healthy
+union all select 'check failed', node || ' ' || name, evidence from llmgw_core.node_check c(node, name, "position", result, evidence) where result = 'fail'
+union all select 'fabric', f.key, p from llmgw.fabrics f, unnest(f.problems) p
+union all select 'nvlink domain', node, why_not from llmgw.nvlink where not usable
 union all select 'model cannot be placed', m.name, p.main_reason from llmgw.models m join llmgw.placements p on p.model = m.name
     where p.placed = false and m.total_replicas > m.ready_replicas
 union all select 'replica failed', model || '/' || id, error from llmgw_core.replica where state = 'failed'

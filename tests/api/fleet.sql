@@ -5,9 +5,9 @@ values ('n1', 'ready', 'host-one', '10.0.0.1', 65536, 16, '{"role": "gpu"}', arr
        ('n3', 'ready', null, null, null, null, '{}', null);
 insert into llmgw_core.beat (node_id, seen_at, applied_gen, clock_skew_s)
 values ('n1', clock_timestamp(), 0, 0.01), ('n2', clock_timestamp(), 0, 7.5), ('n3', clock_timestamp() - interval '1 h', 0, 0);
-insert into llmgw_core.gpu (node_id, uuid, index, name, class, memory_mib, healthy, problems)
-select 'n1', 'GPU-' || i, i, 'NVIDIA H100 80GB HBM3', 'H100', 81559, i <> 3,
-       case when i = 3 then array['Xid 79: fell off the bus'] else '{}' end
+insert into llmgw_core.gpu (node_id, uuid, index, name, class, memory_mib, findings)
+select 'n1', 'GPU-' || i, i, 'NVIDIA H100 80GB HBM3', 'H100', 81559,
+       case when i = 3 then '[{"code": "xid_79", "text": "Xid 79: fell off the bus", "unhealthy": true}]' else '[]' end::jsonb
 from generate_series(0, 3) i;
 insert into llmgw_core.node_load (node_id, at, cpu_percent, load1, memory_used_mib, gpus)
 values ('n1', clock_timestamp(), 12.5, 1.5, 1024, '{"GPU-0": {"memory_used_mib": 70000, "memory_foreign_mib": 0, "utilization_percent": 93, "power_w": 512.25}, "GPU-1": {"memory_foreign_mib": 0}, "GPU-2": {"memory_foreign_mib": 0}}');

@@ -63,10 +63,10 @@ ENDING = {
         " update llmgw_core.gpu set problems = null where node_id = 'bad'",
         "gpu",
     ),
-    "card_without_an_index": (
-        "alter table llmgw_core.gpu alter index drop not null;"
-        " update llmgw_core.gpu set index = null where node_id = 'bad'",
-        "index",
+    "card_without_a_class": (
+        "alter table llmgw_core.gpu alter class drop not null;"
+        " update llmgw_core.gpu set class = null where node_id = 'bad'",
+        "class",
     ),
     "profile_without_arguments": (
         "alter table llmgw_core.profile alter cpu_flags drop not null;"

@@ -19,6 +19,7 @@ NODE = {
 GPU = {
     "node_id": "n", "uuid": "G", "index": 0, "class": "H100", "memory_mib": 80, "healthy": True,
     "problems": ["hot"], "numa": 1, "memory_foreign_mib": 5, "claims": [[7, None], [8, 40]],
+    "slice": True, "unified": False, "gone": False,
 }  # fmt: skip
 MODEL = {
     "name": "m", "source": "hf:a/b", "min_replicas": 1, "max_replicas": 2, "idle_timeout_s": 60.0,
@@ -63,7 +64,7 @@ def test_every_field_finds_its_place():
     assert notes == []
     (node,), (model,), (replica,) = seen.nodes, seen.models, seen.replicas
     assert node.gpus == (
-        Gpu("G", 0, "H100", 80, 5, True, ("hot",), 1, (Claim(7, None), Claim(8, 40))),
+        Gpu("G", 0, "H100", 80, 5, True, ("hot",), 1, (Claim(7, None), Claim(8, 40)), True),
     )
     assert (node.id, node.state, node.alloc_gen, node.arch) == ("n", "ready", 3, "x86_64")
     assert (node.labels, node.cpu_flags) == ({"rack": "1"}, {"avx2"})
@@ -105,6 +106,14 @@ def test_unknown_stays_unknown():
     assert (gpu.memory_mib, gpu.memory_foreign_mib, gpu.claims) == (None, None, ())
     # It has reported, and it has no engine: that is known.
     assert build(engines=[])[0].nodes[0].engines == {}
+
+
+def test_E02_claims_on_unified_cards_are_claims_on_the_host():
+    card = GPU | {"unified": True, "memory_mib": 900, "claims": [[7, None]]}
+    (node,) = build(gpus=[card])[0].nodes
+    assert node.memory_claimed_mib == 100 + 900
+    (node,) = build(gpus=[card | {"claims": [[7, 30], [8, 40]]}])[0].nodes
+    assert node.memory_claimed_mib == 100 + 70
 
 
 def test_a_stop_without_grace_is_no_unknown_grace():

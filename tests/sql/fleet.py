@@ -39,6 +39,8 @@ HOST: dict[str, Any] = {
     "ports": [20000, 20099],
     "warnings": [],
 }
+SICK = """findings = '[{"code": "xid_79", "text": "Xid 79", "unhealthy": true}]'"""
+"""What an agent found of a card that is out; healthy and problems follow by trigger."""
 PROFILE: dict[str, Any] = {"name": "p", "engine": "llamacpp", "fingerprint": "f1"}
 SPEC: dict[str, Any] = {"engine": "llamacpp", "source": "file:/m.gguf", "args": [], "env": {}}
 
@@ -52,6 +54,13 @@ def card(index: int, **more: Any) -> dict[str, Any]:
     """One GPU as an agent reports it: 80 GiB of class H100."""
     known = {"uuid": f"GPU-{index}", "index": index, "name": "NVIDIA H100", "class": "H100"}
     return {**known, "memory_mib": 80 * GIB, "healthy": True, "problems": [], **more}
+
+
+def port(hca: str = "mlx5_0", **more: Any) -> dict[str, Any]:
+    """One InfiniBand port as an agent reports it, on the fabric of subnet manager 01."""
+    known = {"hca": hca, "port": 1, "link_layer": "InfiniBand", "state": "ACTIVE", "active": True}
+    fabric = {"rate_gbps": 400, "key": "ib:01", "sm_guid": "01", "sm_lid": 1, "lid": 5}
+    return {**known, "phys_state": "LinkUp", **fabric, **more}
 
 
 @dataclass(slots=True)

@@ -366,7 +366,10 @@ def test_an_address_that_would_change_the_url_is_refused(fleet, addr):
     assert refused(fleet.report, fleet.enrol("n1"), "host", {"mgmt_addr": addr}) == "LG003"
 
 
-def test_E20_a_card_that_vanished_stays_while_held_and_leaves_after(fleet):
+MISSING = "missing: its agent does not see the card any more"
+
+
+def test_E20_a_card_that_vanished_without_a_word_stays_visible_and_out(fleet):
     fleet.model("m")
     node = fleet.node("n1", gpus=3)
     _, shard = fleet.running("m", node, 0)
@@ -378,18 +381,72 @@ def test_E20_a_card_that_vanished_stays_while_held_and_leaves_after(fleet):
         "uuid": "n1-0",
         "state": "unhealthy",
         "healthy": False,
-        "problems": ["not seen by the agent any more"],
+        "problems": [MISSING],
     }
     assert shown == [
         {**gone, "shard": shard},
+        {**gone, "uuid": "n1-1", "shard": None},
         {"uuid": "n1-2", "state": "unknown", "healthy": True, "problems": None, "shard": None},
     ]
     assert fleet.value("select unhealthy_gpus from llmgw.nodes") == [
-        "gpu 0: not seen by the agent any more"
+        f"gpu 0: {MISSING}",
+        f"gpu 1: {MISSING}",
     ]
     fleet.say(node, "stopped", shard=shard)
-    fleet.report(node, "gpus", [card(2, uuid="n1-2")])
-    assert [row["uuid"] for row in fleet.rows("select uuid from llmgw.gpus")] == ["n1-2"]
+    fleet.report(node, "gpus", [card(2, uuid="n1-2"), card(3, uuid="n1-3")])  # one is plugged in
+    known = {row["uuid"]: row["healthy"] for row in fleet.rows("select * from llmgw.gpus")}
+    assert known == {"n1-0": False, "n1-1": False, "n1-2": True, "n1-3": True}
+    told = fleet.rows("select kind, object, now from llmgw.node_events order by id")
+    assert ("gpu health", "n1-1", "unhealthy: missing") in [tuple(row.values()) for row in told]
+    assert told[-1] == {"kind": "gpu appeared", "object": "n1-3", "now": "healthy"}
+
+
+def test_a_missing_card_goes_when_another_sits_in_its_place_or_it_is_forgotten(fleet):
+    node = fleet.enrol("n1")
+    cards = [card(i, uuid=f"n1-{i}", pci_bus_id=f"0000:0{i}:00.0") for i in range(3)]
+    fleet.report(node, "gpus", cards)
+    fleet.report(node, "gpus", [card(0, uuid="new", pci_bus_id="0000:00:00.0")])
+    assert {row["uuid"] for row in fleet.rows("select uuid from llmgw.gpus")} == {
+        "new", "n1-1", "n1-2",
+    }  # fmt: skip
+    forget = "select llmgw.gpu_forget_v1('me', 'n1', %s)"
+    fleet.controller.execute(forget, ("1",))
+    assert refused(fleet.controller.execute, forget, ("new",)) == "LG003"
+    assert refused(fleet.controller.execute, forget, ("7",)) == "LG005"
+    assert {row["uuid"] for row in fleet.rows("select uuid from llmgw.gpus")} == {"new", "n1-2"}
+
+
+def test_E07_a_card_that_lost_its_uuid_is_known_by_its_address(fleet):
+    node = fleet.enrol("n1")
+    known = card(0, uuid="GPU-a", pci_bus_id="0000:03:00.0")
+    fleet.report(node, "gpus", [known])
+    lost = {"uuid": "PCI-0000:03:00.0", "pci_bus_id": "0000:03:00.0", "findings": [
+        {"code": "lost", "kind": "reset", "text": "lost", "unhealthy": True}]}  # fmt: skip
+    fleet.report(node, "gpus", [lost])
+    row = fleet.rows("select uuid, class, healthy, problems from llmgw.gpus")
+    assert row == [{"uuid": "GPU-a", "class": "H100", "healthy": False, "problems": ["lost"]}]
+    fleet.report(node, "gpus", [known])
+    assert fleet.value("select healthy from llmgw.gpus")
+
+
+def test_E19_slices_of_an_old_layout_leave_and_held_ones_are_gone(fleet):
+    fleet.model("m")
+    node = fleet.node("n1", gpus=1)
+    parent = card(0, uuid="n1-0", partitioned=True)
+
+    def slices(*names):
+        return [card(0, uuid=n, parent="n1-0", **{"class": "H100-1g.10gb"}) for n in names]
+
+    fleet.report(node, "gpus", [parent, *slices("MIG-a", "MIG-b")])
+    assert fleet.value("select gpu_total from llmgw.nodes") == 2
+    replica = fleet.replica("m")
+    part = fleet.part(node, 0) | {"gpus": ["MIG-a"]}
+    assert fleet.commit(fleet.place(replica, part)) == ["ok"]
+    fleet.report(node, "gpus", [parent, *slices("MIG-c")])
+    states = {row["uuid"]: row["state"] for row in fleet.rows("select * from llmgw.gpus")}
+    assert states == {"n1-0": "partitioned", "MIG-a": "unhealthy", "MIG-c": "unknown"}
+    problem = fleet.value("select problems[1] from llmgw.gpus where uuid = 'MIG-a'")
+    assert problem == "device gone: the MIG layout of the card has changed"
 
 
 def test_a_card_that_came_back_is_healthy_again(fleet):
@@ -413,7 +470,8 @@ def test_a_thing_listed_twice_is_kept_once(fleet):
         table = what.removesuffix("s")
         assert fleet.value(f"select count(*) from llmgw_core.{table}") == 1
         fleet.report(node, what, [])
-        assert fleet.value(f"select count(*) from llmgw_core.{table}") == 0
+        left = 1 if what == "gpus" else 0  # a card does not leave without a trace (E20)
+        assert fleet.value(f"select count(*) from llmgw_core.{table}") == left
 
 
 def test_a_refused_report_leaves_the_facts_as_they_were(fleet):
@@ -424,7 +482,9 @@ def test_a_refused_report_leaves_the_facts_as_they_were(fleet):
         ("engines", {"engine": None}),
         ("disks", {"mount": "/x", "filesystem": "ext4", "kind": "floppy"}),
         ("gpus", {"uuid": "g", "index": -1, "name": "x", "class": "x"}),
-        ("weights", {"source": None, "path": "/w"}),
+        ("weights", {"source": "hf:a/b", "path": None}),
+        ("ports", {"hca": None, "port": 1}),
+        ("checks", {"name": "driver", "result": "maybe", "evidence": "x"}),
     ):
         assert refused(fleet.report, node, what, [row]).startswith("23"), what
     assert snapshot(fleet.admin) == before

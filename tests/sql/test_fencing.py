@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql.fleet import card, connected, snapshot
+from tests.sql.fleet import SICK, card, connected, snapshot
 
 DEADLINE_S = 20.0
 
@@ -375,7 +375,7 @@ def test_a_list_of_cards_and_a_commit_that_claims_them_do_not_deadlock(database,
 def test_unhealthy_and_unknown_cards_are_not_placed_on(fleet):
     fleet.model("m")
     node = fleet.node("n1", gpus=2)
-    fleet.admin.execute("update llmgw_core.gpu set healthy = false where uuid = 'n1-1'")
+    fleet.admin.execute(f"update llmgw_core.gpu set {SICK} where uuid = 'n1-1'")
     replica = fleet.replica("m")
     assert fleet.commit(fleet.place(replica, fleet.part(node, 1))) == [
         "a gpu of node n1 is gone or unhealthy"

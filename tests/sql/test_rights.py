@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
 from sql.states import SHARD as SHARD_STATES
-from tests.sql.fleet import card, digest, refusal_of, snapshot
+from tests.sql.fleet import card, digest, port, refusal_of, snapshot
 
 ROLES = ("llmgw_agent", "llmgw_read", "llmgw_controller")
 RELATIONS = """
@@ -39,6 +39,9 @@ AGENT_ONLY = {
     "report_engines",
     "report_disks",
     "report_weights",
+    "report_ports",
+    "report_checks",
+    "report_scan",
     "report_log",
 }
 
@@ -126,6 +129,10 @@ def test_controllers_pass_no_check_by(fleet):
         "sync_shard",
         "sync_shards",
         "sync_load",
+        "sync_gpus",
+        "event",
+        "expire_scans",
+        "scans_keep",
         "model_put",
         "pool_put",
         "catalog_drop",
@@ -146,7 +153,10 @@ def two_nodes(fleet):
         fleet.running("m", node, 0)
         fleet.report(node, "disks", [{"mount": "/", "filesystem": "ext4", "kind": "local"}])
         fleet.report(node, "weights", [{"source": "file:/m", "path": "/m", "complete": True}])
+        fleet.report(node, "ports", [port()])
+        fleet.report(node, "checks", [{"name": "driver", "result": "pass", "evidence": "590"}])
         fleet.controller.execute("select llmgw_core.ask_log_v1(%s, null, 10, null)", (node.name,))
+    fleet.controller.execute("select llmgw.fabric_scan_v1('me', 'ib:01')")
     return a, b
 
 
@@ -160,6 +170,10 @@ OWNED = {
     "shard": "node_id",
     "gpu_claim": "node_id",
     "ask": "node_id",
+    "ib_port": "node_id",
+    "node_check": "node_id",
+    "node_event": "node_id",
+    "fabric_scan": "scanner",
     "node": "id",
 }
 """Tables with rows of nodes, and the column that names the node."""
@@ -203,15 +217,32 @@ USE = st.fixed_dictionaries(
 )
 CARD = st.fixed_dictionaries(
     {"uuid": UUIDS, "index": st.integers(0, 3), "name": WORDS, "class": WORDS},
-    optional=odd("memory_mib healthy problems numa node_id"),
+    optional=odd(
+        "memory_mib healthy problems numa node_id pci_bus_id parent partitioned memory_kind paths"
+        " detail clique findings"
+    ),
+)
+PORT = st.fixed_dictionaries(
+    {"hca": WORDS, "port": st.integers(-1, 3)},
+    optional=odd("state rate_gbps active lid numa vlan key sm_guid errors node_id"),
+)
+CHECK = st.fixed_dictionaries(
+    {"name": WORDS, "result": st.sampled_from(["pass", "fail", "x"]), "evidence": WORDS},
+    optional=odd("remedy position node_id"),
 )
 REPORT = st.fixed_dictionaries(
     {"shards": st.lists(SHARD, max_size=3), "gpus": st.lists(USE, max_size=3)},
     optional={
+        "ports": JUNK
+        | st.lists(
+            st.fixed_dictionaries({"hca": WORDS}, optional=odd("port tx_bytes rx_bytes errors")),
+            max_size=3,
+        ),
         **odd("clock node id"),
         "boot": st.none() | st.uuids().map(str) | WORDS,
         "applied_gen": st.integers(-5, 50) | LEAVES,
-        "load": JUNK | st.fixed_dictionaries({}, optional=odd("cpu_percent load1 memory_used_mib")),
+        "load": JUNK
+        | st.fixed_dictionaries({}, optional=odd("cpu_percent load1 memory_used_mib pressure")),
     },
 )
 ROW = st.fixed_dictionaries(
@@ -222,11 +253,11 @@ HOST = st.fixed_dictionaries(
     {},
     optional=odd(
         "hostname mgmt_addr arch cpu_flags cpus_effective memory_effective_mib labels ports"
-        " warnings intent id alloc_gen secret_hash"
+        " warnings intent id alloc_gen secret_hash machine nvlink imex"
     ),
 )
 LISTS = st.sampled_from(
-    [f"select agent.report_{what}(%s, %s)" for what in ("engines", "disks", "weights")]
+    [f"select agent.report_{what}(%s, %s)" for what in ("engines", "disks", "weights", "ports")]
 )
 CALLS = st.one_of(
     st.tuples(st.just("select agent.sync(%s, %s, %s)"), st.none() | st.integers(-5, 50), REPORT),
@@ -234,6 +265,15 @@ CALLS = st.one_of(
     st.tuples(st.just("select agent.report_host(%s, %s)"), HOST | JUNK),
     st.tuples(st.just("select agent.report_gpus(%s, %s)"), st.lists(CARD, max_size=3) | JUNK),
     st.tuples(LISTS, st.lists(ROW, max_size=3) | JUNK),
+    st.tuples(st.just("select agent.report_ports(%s, %s)"), st.lists(PORT, max_size=3) | JUNK),
+    st.tuples(st.just("select agent.report_checks(%s, %s)"), st.lists(CHECK, max_size=3) | JUNK),
+    st.tuples(
+        st.just("select agent.report_scan(%s, %s, %s, %s, %s)"),
+        st.integers(-1, 5),
+        WORDS,
+        st.integers(-9, 9),
+        WORDS,
+    ),
     st.tuples(
         st.just("select agent.report_log(%s, %s, %s, %s)"),
         st.integers(-1, 5),
@@ -247,7 +287,7 @@ EXPECTED = ("22", "23", "LG003")
 
 def arguments(call):
     statement, *rest = call
-    if "report_log" in statement:
+    if "report_log" in statement or "report_scan" in statement:
         return statement, rest
     *plain, document = rest
     return statement, [*plain, Jsonb(document)]
@@ -284,9 +324,16 @@ def test_shards_asks_and_cards_of_others_are_out_of_reach(fleet, two_nodes):
     a, _b = two_nodes
     theirs = fleet.value("select id from llmgw_core.shard where node_id = 'b'")
     ask = fleet.value("select id from llmgw_core.ask where node_id = 'b'")
+    fleet.report(a, "gpus", [card(0, uuid="b-0"), card(1, uuid="b-1")])  # rows of its own
     before = foreign_rows(fleet, "a")
     fleet.sync(a, shards=[{"shard": theirs, "state": "failed", "error": "mine now"}])
-    fleet.report(a, "gpus", [card(0, uuid="b-0"), card(1, uuid="b-1")])
+    fleet.report(a, "gpus", [card(0, uuid="b-0"), card(1, uuid="b-1", healthy=False)])
+    scan = fleet.value("select id from llmgw_core.ask where kind = 'scan'")
+    scanner = fleet.value("select scanner from llmgw_core.fabric_scan")
+    assert scanner == "a"
+    forged = "select agent.report_scan(%s, %s, 'forged', 1, null)"
+    fleet.agent.execute(forged, (_b.token, scan))
+    assert fleet.value("select output from llmgw_core.fabric_scan") is None
     fleet.agent.execute("select agent.report_log(%s, %s, 'forged', 0)", (a.token, ask))
     assert foreign_rows(fleet, "a") == before
     answer = fleet.sync(a)
@@ -315,8 +362,9 @@ def refused_everywhere(fleet, token):
     ]
     calls += [
         (f"agent.report_{what}(%s, %s)", empty[1])
-        for what in ("gpus", "engines", "disks", "weights")
+        for what in ("gpus", "engines", "disks", "weights", "ports", "checks")
     ]
+    calls.append(("agent.report_scan(%s, 1, %s, 1, null)", "x"))
     for call, document in calls:
         with pytest.raises(psycopg.Error) as caught:
             fleet.agent.execute(f"select {call}", (token, document))
@@ -332,13 +380,15 @@ def test_oversized_reports_are_refused_and_change_nothing(fleet, two_nodes):
         ("sync", {"shards": [], "noise": noise}),
         ("sync", {"shards": [{"shard": i} for i in range(257)]}),
         ("report_host", {"warnings": noise}),
-        ("report_gpus", [card(i) for i in range(65)]),
+        ("report_gpus", [card(i) for i in range(129)]),
+        ("report_ports", [{"hca": f"mlx5_{i}", "port": 1} for i in range(129)]),
+        ("report_checks", [{"name": str(i), "result": "pass"} for i in range(101)]),
         ("report_engines", [{"engine": "e", "path": str(i)} for i in range(201)]),
         ("report_disks", [{"mount": str(i)} for i in range(501)]),
         ("report_weights", [{"path": w, "source": w} for w in noise]),
         *(
             (f"report_{what}", {"not": "a list"})
-            for what in ("gpus", "engines", "disks", "weights")
+            for what in ("gpus", "engines", "disks", "weights", "ports", "checks")
         ),
         ("report_host", []),
     ]

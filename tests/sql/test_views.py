@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql.fleet import GIB, connected, digest
+from tests.sql.fleet import GIB, HOST, SICK, connected, digest, port
 from tests.sql.test_fencing import join, take
 
 SHOWN = ("llmgw", "llmgw_core")
@@ -54,6 +54,9 @@ def lived_in(fleet):
                 },
             ],
         )
+        fleet.report(node, "ports", [port(fabric="ib-a")])
+        fleet.report(node, "host", {**HOST, "nvlink": {"state": "joined", "domain": "u.1"}})
+        fleet.report(node, "checks", [{"name": "disk", "result": "fail", "evidence": "full"}])
         fleet.report(
             node,
             "weights",
@@ -188,9 +191,7 @@ def test_cards_in_one_word(fleet):
     fleet.model("m")
     node = fleet.node("n1", gpus=5)
     _, shard = fleet.running("m", node, 0)
-    fleet.admin.execute(
-        "update llmgw_core.gpu set healthy = false, problems = '{Xid 79}' where uuid = 'n1-1'"
-    )
+    fleet.admin.execute(f"update llmgw_core.gpu set {SICK} where uuid = 'n1-1'")
     held = {0: 70000, 1: 0, 2: 513, 3: 512, 4: None}
     fleet.sync(
         node, gpus=[{"uuid": f"n1-{i}", "memory_foreign_mib": mib} for i, mib in held.items()]
@@ -394,13 +395,17 @@ def test_trouble_is_empty_on_a_healthy_fleet_and_names_what_is_not(fleet, lived_
         fleet.holder = join(connection)
         fleet.lead()
         fleet.admin.execute("delete from llmgw_core.attempt")
+        told = {row["what"] for row in fleet.rows("select what from llmgw.trouble")}
+        assert {"check failed", "nvlink domain"} <= told
         for node in lived_in:
             fleet.sync(node)
+            fleet.report(node, "checks", [])
+            fleet.report(node, "host", HOST)
         assert fleet.rows("select * from llmgw.trouble") == []
     fleet.controller.execute("select llmgw.cordon('n1')")
     fleet.sync(lived_in[0], applied_gen=0)
     replica = fleet.value("select id from llmgw_core.replica")
-    fleet.admin.execute("update llmgw_core.gpu set healthy = false where uuid = 'n2-1'")
+    fleet.admin.execute(f"update llmgw_core.gpu set {SICK} where uuid = 'n2-1'")
     fleet.admin.execute("update llmgw_core.replica set state = 'failed', error = 'it broke'")
     found = {(row["what"], row["object"]) for row in fleet.rows("select * from llmgw.trouble")}
     assert {
