@@ -209,7 +209,9 @@ async def _ask(root: Root, config: str | None) -> Answer:
         if answer.told or over:
             break
     own, _ = await _run(root, [*base, "-q"], STATE_TIMEOUT_S)
-    return replace(domain, state=own.state or domain.state, error=domain.error or own.error)
+    state = own.state or domain.state
+    error = domain.error or (own.error if state is None else None)
+    return replace(domain, state=state, error=error)
 
 
 async def _run(root: Root, argv: Sequence[str], timeout_s: float) -> tuple[Answer, bool]:
@@ -217,7 +219,8 @@ async def _run(root: Root, argv: Sequence[str], timeout_s: float) -> tuple[Answe
     result = await root.run(argv, timeout_s)
     parse = partial(imex_ctl.parse, result.stdout)
     answer = await bounded(parse, key="imex parse", timeout_s=FILES_TIMEOUT_S)
-    over = result.timed_out or result.exit_code is None
+    # Too much output (JSON of a big domain) is no reason against asking for the short form.
+    over = result.timed_out or (result.exit_code is None and not result.stdout)
     if answer is None:
         return Answer(error=f"{CTL}: its output took too long to read"), over
     if answer.told or answer.state:
