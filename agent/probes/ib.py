@@ -250,7 +250,7 @@ async def _ask_tools(root: Root) -> Ports:
     result = await root.run(["ibstat"], TOOL_TIMEOUT_S)
     found = {(port.hca, port.port): port for port in _from_tool(ibstat.parse(result.stdout))}
     failure = ibstat.failure(result)
-    if failure is None and found:
+    if failure is None and not ibstat.not_installed(result):
         return Ports(tuple(found.values()))
     # ibstat ends at the first card it cannot read; ibstatus goes on with the next one.
     other = await root.run(["ibstatus"], TOOL_TIMEOUT_S)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from agent.probes.root import ToolResult
 
 READ_LIMIT: Final = 2**19
@@ -22,6 +20,10 @@ _ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _CARD: Final = re.compile(r"CA '([^'\s/]{1,64})'")
 _PORT: Final = re.compile(r"Port ([0-9]{1,3}):?")
 _STATUS: Final = re.compile(r"Infiniband device '([^'\s/]{1,64})' port ([0-9]{1,3})", re.IGNORECASE)
+_COMPLAINT: Final = re.compile(r"ibpanic|ibwarn|iberror|fatal error|can't open", re.IGNORECASE)
+_NO_CARD: Final = re.compile(
+    r"fatal error: {1,4}(?:no devices|device '\*': sys files)", re.IGNORECASE
+)
 _NUMBERED: Final = re.compile(r"\s*(?:[0-9]{1,2}\s*:)?\s*([A-Za-z][A-Za-z _]{0,40})")
 
 
@@ -157,17 +159,22 @@ def _with_gid(port: Printed, gid: str | None) -> Printed:
 
 
 def failure(result: ToolResult) -> str | None:
-    """Why a tool's answer may be short; a tool that is not installed says nothing about cards."""
-    if result.error is not None and result.error.endswith("no such program in PATH"):
+    """Why a tool's answer may be short. No such tool and no card are answers, not failures."""
+    if not_installed(result) or _NO_CARD.search(f"{result.stdout[:4096]}\n{result.stderr}"):
         return None
-    complaint = first(f"{result.stdout[-4096:]}\n{result.stderr}".splitlines())
-    reasons = [part for part in (result.error, complaint) if part]
+    reasons = [part for part in (result.error, complaint(result)) if part]
     return ": ".join(reasons) or None
 
 
-def first(lines: Iterable[str]) -> str | None:
-    """The first line in which one of the InfiniBand tools complains, without its process id."""
-    for line in lines:
-        if re.search(r"ibpanic|ibwarn|iberror|fatal error|can't open", line[:400], re.IGNORECASE):
-            return re.sub(r"\[[0-9]{1,10}\] ?", "", line[:300]).strip()
-    return None
+def not_installed(result: ToolResult) -> bool:
+    """Whether there is no such tool on the machine."""
+    return result.error is not None and result.error.endswith("no such program in PATH")
+
+
+def complaint(result: ToolResult) -> str | None:
+    """The line in which one of the InfiniBand tools complains, else the first of its stderr."""
+    ends = (result.stdout[:4096], result.stdout[-4096:], result.stderr)
+    lines = [line.strip() for end in ends for line in end.splitlines()]
+    errors = filter(None, map(str.strip, result.stderr.splitlines()))
+    telling = next(filter(_COMPLAINT.search, lines), None) or next(errors, None)
+    return re.sub(r"\[[0-9]{1,10}\] ?", "", telling[:300]).strip() if telling else None

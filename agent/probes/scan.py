@@ -46,17 +46,14 @@ async def scan(root: Root, hca: str, port: int, timeout_s: float = TIMEOUT_S) ->
 
 def _error(result: ToolResult, where: str) -> str | None:
     """A scan that ends well may still have passed over parts of the fabric: it warns of them."""
-    found = has_nodes(result.stdout)
-    if found and result.error is not None:
-        return f"{result.error}; what was found before is kept"
+    if has_nodes(result.stdout):
+        if result.error is not None:
+            return f"{result.error}; what was found before is kept"
+        missed = ibstat.complaint(result)
+        return f"ibnetdiscover on {where}: not all of it answered: {missed}" if missed else None
     if result.timed_out:
         return f"{result.error}; a large fabric needs a longer deadline, or a switch hangs"
-    said = result.stderr if found else f"{result.stdout[:4096]}\n{result.stderr}"
-    complaint = ibstat.first(said.splitlines())
-    if found:
-        missed = f"ibnetdiscover on {where}: some of the fabric did not answer: {complaint}"
-        return missed if complaint else None
-    if result.error is None and complaint is None:
+    if result.error is None and ibstat.complaint(result) is None:
         return f"ibnetdiscover on {where}: printed no node of a fabric"
     return sminfo.why(result, where, "ibnetdiscover")
 

@@ -80,14 +80,13 @@ def parse(text: str) -> SmInfo | None:
 
 def why(result: ToolResult, where: str, tool: str = "sminfo") -> str:
     """What went wrong with one of the InfiniBand tools on the port `where`, and what to do."""
-    if result.error is not None and result.error.endswith("no such program in PATH"):
+    if ibstat.not_installed(result):
         return f"{tool} is not installed: install the package infiniband-diags"
     if result.timed_out:
         return f"{result.error}; the card or its driver hangs: look for {where} in the kernel log"
     said = f"{result.stdout[:4096]}\n{result.stderr[:65536]}"
-    low = said.lower()
-    cause = next((cause for spelling, cause in _CAUSES if spelling in low), None)
-    complaint = ibstat.first(said.splitlines()) or result.error or "output not understood"
+    cause = next((cause for spelling, cause in _CAUSES if spelling in said.lower()), None)
+    complaint = ibstat.complaint(result) or result.error or "output not understood"
     return f"{tool} on {where}: {cause or complaint}"
 
 

@@ -175,6 +175,20 @@ async def test_what_ibstat_leaves_out_after_a_panic_comes_from_ibstatus(machine)
     ]
 
 
+@pytest.mark.parametrize(
+    "words", ["No devices", "device '*': sys files not found (/sys/class/infiniband/*/ports)"]
+)
+async def test_no_card_is_no_error(machine, words):
+    tools = {"ibstatus": f"{prints(f'Fatal error:  {words}')}; exit 255"}
+    assert await ib.read(machine({}, tools), {}) == ib.Ports()
+
+
+async def test_a_tool_that_cannot_run_says_why(machine):
+    tools = {"ibstat": "echo 'ibstat: error while loading libibumad.so.3' >&2; exit 127"}
+    found = await ib.read(machine({}, tools), {})
+    assert "exit status 127: ibstat: error while loading" in found.error
+
+
 async def test_a_hanging_ibstat_says_so(machine, monkeypatch):
     monkeypatch.setattr(ib, "TOOL_TIMEOUT_S", 0.2)
     found = await ib.read(machine({}, {"ibstat": "exec sleep 600"}), {})
