@@ -82,14 +82,13 @@ def network_devices(ports: Iterable[Port], pci: Pci, matrix: Matrix) -> tuple[Ni
         known = nics.get(port.hca)
         if known is None and len(nics) >= MAX_NICS:
             continue
-        best = known is None or not known.active
         device = pci.devices.get(values.pci_bus_id(port.pci_bus_id) or "")
         nics[port.hca] = Nic(
             name=port.hca,
             pci_bus_id=port.pci_bus_id or (known.pci_bus_id if known else None),
             numa=port.numa if port.numa is not None else device.numa if device else None,
             active=port.active or bool(known and known.active),
-            link_layer=port.link_layer if best or known is None else known.link_layer,
+            link_layer=known.link_layer if known and known.active else port.link_layer,
         )
     return tuple(sorted(nics.values(), key=lambda nic: _natural(nic.name)))
 
@@ -196,7 +195,8 @@ def _equals(card: Gpu, nics: Sequence[Nic]) -> list[str]:
     ranked: Mapping[str, tuple[int, ...]] = {
         nic.name: (
             {True: 0, None: 1, False: 2}[nic.active],
-            rank(card.paths.get(nic.name)),
+            # On one node without a known path: NODE at worst.
+            rank(card.paths.get(nic.name, "NODE")),
             _other_node(card, nic),
             _LAYERS.get(nic.link_layer or "", 2),
         )
