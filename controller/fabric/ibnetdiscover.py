@@ -13,11 +13,11 @@ from typing import Final, Literal
 from controller.fabric.model import Device, Discovery, Kind, Port
 
 MAX_CHARS: Final = 32 * 2**20
-"""5,000 hosts with 8 adapters each behind 2,000 switches print about 24 MiB."""
+"""5,000 hosts with 8 adapters each behind 2,000 switches print about 20 MiB."""
 MAX_LINE: Final = 512
 """A description has 64 bytes; the rest of a line needs less than 150."""
-MAX_DEVICES: Final = 200_000
-MAX_PORTS: Final = 1_000_000
+MAX_DEVICES: Final = 100_000
+MAX_PORTS: Final = 500_000
 MAX_QUOTE: Final = 100
 
 LANE_GBPS: Final = {
@@ -63,6 +63,8 @@ _REPORT: Final = re.compile(
 _REPORT_PEER: Final = re.compile(
     rf"\s+-\s+(CA|SW|RT)\s+([0-9]{{1,6}})\s+([0-9]{{1,5}})\s+0x{_ALL_HEX}\s*(?:\((.*)\))?"
 )
+_WHOLE_NAME: Final = re.compile(r"\s*(?:'.*'|(?!- )[^'].*)?$")
+"""Behind a port without a cable: a name in quotes, one without, or none."""
 _LID: Final = re.compile(r"\blid ([0-9]{1,6})\b")
 _CHASSIS: Final = re.compile(r"# Chassis ([0-9]{1,6})")
 _EXTENDED: Final = re.compile(r"\be=([0-9]{1,3})\b")
@@ -243,8 +245,8 @@ class _Reader:
             return False
         word, lid, number, guid, width, speed, rest = match.groups()
         other = _REPORT_PEER.match(rest)
-        if other is None and rest.lstrip().startswith("- "):
-            return False  # cut off inside the other end: not a port without a cable
+        if other is None and not _WHOLE_NAME.match(rest):
+            return False  # cut off inside the other end or the name: says nothing of a cable
         guid = guid.lower()
         draft = self._draft(_KINDS[word], guid, "ports")
         if draft is None:
@@ -290,7 +292,7 @@ class _Reader:
     def _describe(self, draft: _Draft, facts: dict[str, str], lid: int | None) -> None:
         """Add facts; an entry that contradicts an earlier one makes the GUID a duplicate."""
         for name, value in facts.items():
-            if draft.facts.setdefault(name, value) != value:
+            if value and draft.facts.setdefault(name, value) != value:
                 self.duplicates.add(draft.guid)
         if lid is not None:
             draft.lid = lid if draft.lid is None else draft.lid
@@ -326,6 +328,9 @@ class _Reader:
                 if port.peer is None or port.peer_port is None or port.peer == _NO_GUID:
                     continue
                 other = self.devices.get(port.peer)
+                if other is None and len(self.devices) >= MAX_DEVICES:
+                    self.full = True
+                    continue
                 if other is None:
                     kind, name, lid = self.seen[port.peer]
                     other = self.devices[port.peer] = _Draft(kind, port.peer, listed=False)

@@ -10,7 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from controller.fabric.names import natural
-from controller.fabric.problems import slow_links
+from controller.fabric.problems import counted
+from controller.fabric.rates import slow_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +27,11 @@ def to_map(graph: Graph) -> dict[str, Any]:
 
     Links are between switches, routers and adapters wired back to back; the cable of a host is
     its port's `leaf` and `leaf_port`. `slow`: how many of a bundle are slower than usual.
+    `named: false`: nothing tells which machine it is; `links_known: false`: a list without links.
     """
     slow = slow_links(graph)
     slow_ports = {(graph.links[i].a, graph.links[i].a_port) for i in slow}
-    return {
+    return _known(links_known=None if graph.links_known else False) | {
         "hosts": [_host(host, slow_ports) for host in graph.hosts],
         "switches": [
             _known(
@@ -48,7 +50,7 @@ def _host(host: Host, slow: set[tuple[str, int]]) -> dict[str, Any]:
         name=host.name,
         node=host.node,
         matched=host.node is not None,
-        named=host.named,
+        named=None if host.named else False,
         ports=[_port(port, (port.device, port.number) in slow) for port in host.ports],
     )
 
@@ -102,12 +104,15 @@ def to_text(document: Mapping[str, Any]) -> list[str]:
     for host in hosts:
         for port in host["ports"]:
             at.setdefault(port.get("leaf") or "", []).append((_called(host), port))
-    lines = [_summary(document), ""]
+    lines = [_summary(document)]
     rows = [_row(s, at[s["guid"]], trunks[s["guid"]]) for s in switches if s["guid"] in at]
     rows.sort(key=lambda row: (row[0] == "-", natural(row[0]), natural(row[1])))
-    lines += _table([("RAIL", "LEAF", "PORTS", "GB/S", "UPLINKS", "HOSTS"), *rows]) if rows else []
+    if rows:
+        lines += ["", *_table([("RAIL", "LEAF", "PORTS", "GB/S", "UPLINKS", "HOSTS"), *rows])]
     alone = at.get("", [])
-    if alone:
+    if document.get("links_known") is False:
+        lines += ["", "this scan is a list of devices: it knows of no links"]
+    elif alone:
         lines += ["", f"not on a switch: {ranges([name for name, _ in alone])}"]
     return lines
 
@@ -122,18 +127,20 @@ def _summary(document: Mapping[str, Any]) -> str:
     matched = sum(1 for host in named if host.get("matched"))
     levels = Counter(s.get("level") or 0 for s in switches)
     kinds = [
-        f"{n} {'leaves' if k == 1 else f'on level {k}' if k else 'without hosts'}"
+        counted(n, "leaf", "leaves") if k == 1 else f"{n} on level {k}" if k else f"{n} apart"
         for k, n in sorted(levels.items())
+        if document.get("links_known") is not False
     ]
     cables = sum(link["count"] for link in document.get("links") or [])
     rails = f", {document['rails']} rails" if document.get("rails") else ", no rails"
     unnamed = len(hosts) - len(named)
     return (
-        f"{len(named)} hosts ({matched} with an agent)"
-        + (f" and {unnamed} adapters of unknown hosts" if unnamed else "")
-        + f", {sum(len(host['ports']) for host in hosts)} ports; {len(switches)} switches"
+        f"{counted(len(named), 'host')} ({matched} with an agent)"
+        + (f" and {counted(unnamed, 'adapter')} of unknown hosts" if unnamed else "")
+        + f", {counted(sum(len(host['ports']) for host in hosts), 'port')}"
+        + f"; {counted(len(switches), 'switch', 'switches')}"
         + (f" ({', '.join(kinds)})" if kinds else "")
-        + f", {cables} cables between them{rails}"
+        + f", {counted(cables, 'cable')} between them{rails}"
     )
 
 

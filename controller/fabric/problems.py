@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from controller.fabric.ibnetdiscover import LANES
 from controller.fabric.names import hca_label, series
+from controller.fabric.rates import rate_word, slow_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from controller.fabric.model import CaPort, Graph, Host, Link
+    from controller.fabric.rates import Usual
 
 T = TypeVar("T")
 
@@ -49,15 +51,6 @@ class LivePort:
     gbps: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usual:
-    """What most links of one kind have."""
-
-    gbps: float
-    word: str
-    """`4x NDR`, or empty."""
-
-
 def problems(graph: Graph, live: Mapping[str, LivePort]) -> tuple[Problem, ...]:
     """All findings, worst kinds first. `live` may be empty; it must hold this fabric's ports only.
 
@@ -81,39 +74,6 @@ def problems(graph: Graph, live: Mapping[str, LivePort]) -> tuple[Problem, ...]:
     return tuple(chain(*found, _unmatched(graph)))
 
 
-def usual_rates(graph: Graph) -> dict[int, Usual]:
-    """Index of a link -> what most links of its kind have; links of a kind without majority: none.
-
-    A kind is a pair of levels, for hosts also the model of the adapter (where the scan has it):
-    an older card on a new leaf is no fault.
-    """
-    level = {s.guid: s.level or 0 for s in graph.switches}
-    kinds: dict[tuple[object, ...], list[int]] = {}
-    for i, link in enumerate(graph.links):
-        if link.kind in {"host", "trunk"} and link.gbps is not None:
-            model = graph.device_ids.get(link.a) if link.kind == "host" else None
-            ends = sorted((level.get(link.a, 0), level.get(link.b, 0)))
-            kinds.setdefault((link.kind, model, *ends), []).append(i)
-    usual: dict[int, Usual] = {}
-    for members in kinds.values():
-        rates = Counter((graph.links[i].gbps, _word(graph.links[i])) for i in members)
-        speeds = Counter(graph.links[i].gbps for i in members)
-        most, count = speeds.most_common(1)[0]
-        if most is not None and 2 * count > len(members):
-            word = min((w for (g, w) in rates if g == most), key=lambda w: (-rates[most, w], w))
-            usual.update(dict.fromkeys(members, Usual(most, word)))
-    return usual
-
-
-def slow_links(graph: Graph) -> dict[int, Usual]:
-    """Indices of links that are slower than the usual of their kind -> that usual."""
-    return {
-        i: usual
-        for i, usual in usual_rates(graph).items()
-        if (rate := graph.links[i].gbps) is not None and rate < usual.gbps
-    }
-
-
 def _slow(graph: Graph, title: Mapping[str, str]) -> Iterator[Problem]:
     by_usual: dict[tuple[str, Usual], list[Link]] = {}
     for i, usual in slow_links(graph).items():
@@ -121,11 +81,11 @@ def _slow(graph: Graph, title: Mapping[str, str]) -> Iterator[Problem]:
     for (kind, usual), links in sorted(by_usual.items(), key=lambda e: (e[0][0], e[0][1].gbps)):
         where = "between a host and a leaf" if kind == "host" else "between switches"
         told = _listed(
-            [f"{_link(link, title)} at {_gbps(link.gbps)} ({_word(link)})" for link in links]
+            [f"{_link(link, title)} at {_gbps(link.gbps)} ({rate_word(link)})" for link in links]
         )
         yield Problem(
             "slow_link",
-            f"{_count(len(links), 'link')} {where} slower than the usual {_gbps(usual.gbps)}"
+            f"{counted(len(links), 'link')} {where} slower than the usual {_gbps(usual.gbps)}"
             f" ({usual.word}): {told}; reseat or replace the cable",
             len(links),
         )
@@ -140,10 +100,10 @@ def _one_lane(graph: Graph, title: Mapping[str, str]) -> Iterator[Problem]:
         if i not in slow and link.kind in {"host", "trunk", "direct"} and _narrow(link)
     ]
     if links:
-        told = _listed([f"{_link(link, title)} ({_word(link)})" for link in links])
+        told = _listed([f"{_link(link, title)} ({rate_word(link)})" for link in links])
         yield Problem(
             "narrow_link",
-            f"{_count(len(links), 'link')} with one lane of four: {told};"
+            f"{counted(len(links), 'link')} with one lane of four: {told};"
             " reseat or replace the cable",
             len(links),
         )
@@ -159,7 +119,7 @@ def _one_end(graph: Graph, title: Mapping[str, str]) -> Iterator[Problem]:
     if links:
         yield Problem(
             "one_end",
-            f"{_count(len(links), 'link')} listed by one end only:"
+            f"{counted(len(links), 'link')} listed by one end only:"
             f" {_listed([_link(link, title) for link in links])};"
             " the scan was cut short or the cabling changed under it: scan again",
             len(links),
@@ -172,29 +132,31 @@ def _few_ports(graph: Graph) -> Iterator[Problem]:
         counts = {host.name: sum(p.peer is not None for p in host.ports) for host in members}
         usual = _usual(counts.values())
         slots = Counter(slot for host in members for slot in _slots(host))
+        spelled = Counter(pair for host in members for pair in _slots(host).items())
+        called = {slot: hca for (slot, hca), _ in reversed(spelled.most_common())}
         lacking: dict[tuple[int, frozenset[str]], list[str]] = {}
         for host in members:
             if usual is not None and counts[host.name] < usual:
                 expected = {slot for slot in slots if 2 * slots[slot] > len(members)}
-                missing = frozenset(_hca(slot) for slot in expected - _slots(host))
+                missing = frozenset(called[slot] for slot in expected - set(_slots(host)))
                 lacking.setdefault((counts[host.name], missing), []).append(host.name)
         for (count, missing), hosts in sorted(lacking.items(), key=lambda e: e[1]):
             without = f", without {', '.join(sorted(missing))}" if missing else ""
             yield Problem(
                 "few_ports",
-                f"{len(hosts)} of {len(members)} hosts like {name} with {_count(count, 'port')}"
+                f"{len(hosts)} of {len(members)} hosts like {name} with {counted(count, 'port')}"
                 f" in the fabric where {usual} are usual{without}: {_listed(hosts)}",
                 len(hosts),
             )
 
 
-def _slots(host: Host) -> set[tuple[int, str]]:
-    labels = (hca_label(port.hca) for port in host.ports if port.peer is not None)
-    return {label for label in labels if label is not None}
-
-
-def _hca(slot: tuple[int, str]) -> str:
-    return slot[1] or f"HCA {slot[0]} (counted from 0)"
+def _slots(host: Host) -> dict[tuple[int, str], str]:
+    """The HCAs of a host that have a link: what is the same on its siblings -> the name here."""
+    return {
+        label: port.hca
+        for port in host.ports
+        if port.hca and port.peer is not None and (label := hca_label(port.hca))
+    }
 
 
 def _few_uplinks(graph: Graph) -> Iterator[Problem]:
@@ -226,7 +188,7 @@ def _wrong_rail(graph: Graph, title: Mapping[str, str]) -> Iterator[Problem]:
     if crossed:
         yield Problem(
             "wrong_rail",
-            f"{_count(len(crossed), 'cable')} on another rail than the same HCA of the other"
+            f"{counted(len(crossed), 'cable')} on another rail than the same HCA of the other"
             f" hosts: {_listed(crossed)}; swap the cables",
             len(crossed),
         )
@@ -243,7 +205,7 @@ def _uncabled(graph: Graph) -> Iterator[Problem]:
     if ports:
         yield Problem(
             "uncabled",
-            f"{_count(len(ports), 'adapter port')} without a link: {_listed(ports)};"
+            f"{counted(len(ports), 'adapter port')} without a link: {_listed(ports)};"
             " no cable, or the other end is off",
             len(ports),
         )
@@ -254,7 +216,7 @@ def _no_hosts(graph: Graph) -> Iterator[Problem]:
     if names:
         yield Problem(
             "no_hosts",
-            f"{_count(len(names), 'switch', 'switches')} from which no host can be reached:"
+            f"{counted(len(names), 'switch', 'switches')} from which no host can be reached:"
             f" {_listed(names)}",
             len(names),
         )
@@ -264,7 +226,7 @@ def _duplicates(graph: Graph) -> Iterator[Problem]:
     if graph.duplicates:
         yield Problem(
             "duplicate_guid",
-            f"{_count(len(graph.duplicates), 'GUID')} claimed by two devices:"
+            f"{counted(len(graph.duplicates), 'GUID')} claimed by two devices:"
             f" {_listed(graph.duplicates)}; a cloned firmware, or two scans in one text",
             len(graph.duplicates),
         )
@@ -275,7 +237,7 @@ def _shared(graph: Graph) -> Iterator[Problem]:
     if told:
         yield Problem(
             "duplicate_description",
-            f"{_count(len(told), 'description')} on more than one device: {_listed(told)};"
+            f"{counted(len(told), 'description')} on more than one device: {_listed(told)};"
             " such adapters cannot be told apart by name",
             len(told),
         )
@@ -299,14 +261,14 @@ def _against_agents(
     if down:
         yield Problem(
             "down_now",
-            f"{_count(len(down), 'port')} down for the agent but linked in the scan:"
+            f"{counted(len(down), 'port')} down for the agent but linked in the scan:"
             f" {_listed(down)}; the link was lost since, or the scan is old: scan again",
             len(down),
         )
     if lost:
         yield Problem(
             "not_in_scan",
-            f"{_count(len(lost), 'port')} active for the agent but not linked in the scan:"
+            f"{counted(len(lost), 'port')} active for the agent but not linked in the scan:"
             f" {_listed(lost)}; the scan is old or belongs to another fabric: scan again",
             len(lost),
         )
@@ -316,7 +278,7 @@ def _unlisted(graph: Graph, title: Mapping[str, str]) -> Iterator[Problem]:
     if graph.unlisted:
         yield Problem(
             "unlisted",
-            f"{_count(len(graph.unlisted), 'device')} known from the other end of a cable only:"
+            f"{counted(len(graph.unlisted), 'device')} known from the other end of a cable only:"
             f" {_listed([title.get(guid, guid) for guid in graph.unlisted])};"
             " the scan was cut short or could not ask",
             len(graph.unlisted),
@@ -328,7 +290,7 @@ def _unmatched(graph: Graph) -> Iterator[Problem]:
     if hosts:
         yield Problem(
             "unmatched_hosts",
-            f"{len(hosts)} of {_count(sum(h.named for h in graph.hosts), 'host')} with no agent"
+            f"{len(hosts)} of {counted(sum(h.named for h in graph.hosts), 'host')} with no agent"
             f" that reported their GUIDs, named by description: {_listed(hosts)}",
             len(hosts),
         )
@@ -337,7 +299,7 @@ def _unmatched(graph: Graph) -> Iterator[Problem]:
         told = [f"'{text}' ({n})" for text, n in sorted(texts.items(), key=lambda e: (-e[1], e[0]))]
         yield Problem(
             "unnamed_adapters",
-            f"{_count(texts.total(), 'adapter')} of which nothing tells the host:"
+            f"{counted(texts.total(), 'adapter')} of which nothing tells the host:"
             f" described as {_listed(told)}; install the agent there or set the node description",
             texts.total(),
         )
@@ -391,15 +353,12 @@ def _usual(values: Iterable[int]) -> int | None:
     return value if count > 1 else None
 
 
-def _word(link: Link) -> str:
-    return f"{link.width or '?'} {link.speed or '?'}"
-
-
 def _gbps(rate: float | None) -> str:
     return f"{rate:g} Gb/s" if rate is not None else "unknown speed"
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """`1 leaf`, `2 leaves`; `many` where it is not the word with an s."""
     return f"1 {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 

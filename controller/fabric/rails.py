@@ -72,6 +72,8 @@ def _ranks(hosts: Sequence[Host]) -> dict[tuple[str, int], int]:
     for host in hosts:
         if host.named and len(_cabled(host)) > 1:
             grouped.setdefault(series(host.name), []).append(host)
+    if sum(len(members) for members in grouped.values()) < 2:
+        return {}  # one host on two leaves is no pattern
     ranks: dict[tuple[str, int], int] = {}
     for members in grouped.values():
         seen = Counter(slot for host in members for slot in {_slot(p) for p in _cabled(host)})
