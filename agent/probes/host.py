@@ -9,10 +9,11 @@ from __future__ import annotations
 import platform
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from agent.probes import values
+from agent.probes import board, values
+from agent.probes.pressure import Pressure, read_pressure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -71,13 +72,25 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the machine is; every field may be unknown."""
+    """What the machine is; every field may be unknown.
+
+    `numa_nodes` counts nodes with CPUs. `booted_at` is in seconds since 1970 by the machine's own
+    clock, for show only; `boot_id` tells two boots apart.
+    """
 
     hostname: str | None
     os: str | None
     kernel: str | None
     cpu: Cpu
     memory: Memory
+    pressure: Pressure = field(default_factory=Pressure)
+    layout: board.Layout = field(default_factory=board.Layout)
+    numa_nodes: int | None = None
+    boot_id: str | None = None
+    booted_at: int | None = None
+    product: str | None = None
+    virtual: bool | None = None
+    wsl: bool | None = None
 
 
 def parse_cpuinfo(text: str) -> Cpu:
@@ -85,7 +98,7 @@ def parse_cpuinfo(text: str) -> Cpu:
     first: dict[str, str] = {}
     flag_lines: set[str] = set()
     count = 0
-    for line in text.splitlines():
+    for line in text[: board.MAX_CPUINFO].splitlines():
         key, colon, value = line.partition(":")
         key, value = key.strip(), value.strip()
         if not colon:
@@ -128,7 +141,7 @@ def _arch(first: Mapping[str, str]) -> str | None:
 def parse_meminfo(text: str) -> dict[str, int]:
     """Sizes of /proc/meminfo (or a NUMA node's) by name, in kB; other lines are left out."""
     sizes: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in text[:65536].splitlines():
         match = re.match(r"(?:Node +[0-9]+ +)?([A-Za-z0-9_()]+): +([0-9]{1,18}) *kB", line)
         if match:
             sizes[match[1]] = int(match[2])
@@ -183,7 +196,7 @@ def parse_loadavg(text: str) -> tuple[float, float, float] | None:
 
 def parse_cpu_times(text: str) -> CpuTimes | None:
     """The `cpu` line of /proc/stat. Guest time is left out: user time contains it already."""
-    match = re.search(r"^cpu +((?:[0-9]{1,20} ?){4,})", text, re.MULTILINE)
+    match = re.search(r"^cpu +([0-9]{1,20}(?: [0-9]{1,20}){3,15})", text, re.MULTILINE)
     return CpuTimes(tuple(int(part) for part in match[1].split()[:8])) if match else None
 
 
@@ -218,16 +231,28 @@ def read_memory(root: Root) -> Memory:
 
 def read_host(root: Root) -> Host:
     """All of it. Blocking, quick: kernel files only."""
-    cpu = parse_cpuinfo(root.read("/proc/cpuinfo") or "")
+    cpuinfo = root.read("/proc/cpuinfo") or ""
+    cpu = parse_cpuinfo(cpuinfo)
+    nodes = read_numa_nodes(root)
+    kernel = _first_line(root, "/proc/sys/kernel/osrelease")
+    product = board.read_product(root)
     arch = platform.machine() if root.live else _first_line(root, "/proc/sys/kernel/arch")
     release = root.read("/etc/os-release") or root.read("/usr/lib/os-release") or ""
     hostname = _first_line(root, "/proc/sys/kernel/hostname") or _first_line(root, "/etc/hostname")
     return Host(
         hostname=hostname,
         os=parse_os_release(release),
-        kernel=_first_line(root, "/proc/sys/kernel/osrelease"),
+        kernel=kernel,
         cpu=Cpu(cpu.model, cpu.flags, cpu.count, arch or cpu.arch),
-        memory=read_memory(root),
+        memory=memory(parse_meminfo(root.read("/proc/meminfo") or ""), nodes),
+        pressure=read_pressure(root),
+        layout=board.read_layout(root, cpuinfo),
+        numa_nodes=sum(node.has_cpus for node in nodes) or None,
+        boot_id=board.parse_boot_id(root.read("/proc/sys/kernel/random/boot_id", 64)),
+        booted_at=board.parse_boot_time(root.read("/proc/stat") or ""),
+        product=product,
+        virtual=board.virtual(cpu.flags, product),
+        wsl=board.wsl(kernel),
     )
 
 

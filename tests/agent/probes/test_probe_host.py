@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agent.probes import host, warnings
+from agent.probes import board, host, warnings
+from agent.probes.board import Layout, Place
 from agent.probes.host import CpuTimes, NumaNode
 from agent.probes.root import Root
 
@@ -115,6 +118,148 @@ def test_cpu_percent_of_real_samples(captures):
 def test_loadavg():
     assert host.parse_loadavg("0.02 0.04 0.05 1/497 11947\n") == (0.02, 0.04, 0.05)
     assert host.parse_loadavg("high") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "arch", "flags", "avx2"),
+    [
+        ("procfs-i7", "Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz", "x86_64", 120, True),
+        ("rhel7-haswell", "Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz", "x86_64", 100, True),
+        ("rhel7-ivybridge", "Intel(R) Xeon(R) CPU E5-2650 v2 @ 2.60GHz", "x86_64", 89, False),
+        ("rhel7-x86_64_v3", "Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz", "x86_64", 99, True),
+        ("rocky8.5-zen4", "AMD EPYC 9654 96-Core Processor", "x86_64", 156, True),
+        ("rocky9-zen5", "AMD Ryzen 9 9950X 16-Core Processor", "x86_64", 163, True),
+        ("scientific7-k10", "AMD Opteron(tm) Processor 6136", "x86_64", 66, False),
+        ("ubuntu22.04-ampere1", "Ampere-1", "aarch64", 37, False),
+        ("unknown-neoverse_v2", "Neoverse-V2", "aarch64", 45, False),
+        ("unknown-sapphirerapids", "Intel(R) Xeon(R) Platinum 8480+", "x86_64", 172, True),
+        ("rhel8-power9", "POWER9, altivec supported", "ppc64le", 0, False),
+    ],
+)
+def test_processors_of_real_machines(captures, name, model, arch, flags, avx2):
+    cpu = host.parse_cpuinfo((captures / f"proc/cpuinfo-{name}").read_text())
+    assert (cpu.model, cpu.arch, len(cpu.flags)) == (model, arch, flags)
+    assert ("avx2" in cpu.flags) is avx2
+
+
+def test_memory_of_real_machines_to_the_mib(captures):
+    def read(name: str) -> host.Memory:
+        return host.memory(host.parse_meminfo((captures / f"proc/meminfo-{name}").read_text()))
+
+    assert read("16g") == host.Memory(15822, 13888)
+    assert read("hugepages") == host.Memory(257838, 253921)
+    # No MemAvailable: free, buffers, cached and clean slab, less what is shared memory.
+    assert read("procfs") == host.Memory(15299, 14848)
+
+
+def test_laptop_has_one_socket_with_four_cores(captures):
+    places = board.parse_places((captures / "proc/cpuinfo-procfs-i7").read_text())
+    assert len(places) == 8
+    assert board.layout(places) == Layout(1, 4, 4, smt=True)
+
+
+def cpu(number: int, socket: int, siblings: str) -> dict[str, str]:
+    folder = f"{board.CPUS}/cpu{number}/topology"
+    return {f"{folder}/physical_package_id": f"{socket}\n", f"{folder}/core_cpus_list": siblings}
+
+
+def test_two_sockets_with_a_core_switched_off(machine):
+    files = cpu(0, 0, "0,4\n") | cpu(4, 0, "0,4\n") | cpu(1, 0, "1\n") | cpu(2, 1, "2,6\n")
+    root = machine(
+        files
+        | cpu(6, 1, "2,6\n")
+        | {
+            f"{board.CPUS}/present": "0-7\n",
+            f"{board.CPUS}/online": "0-2,4,6\n",
+            f"{board.CPUS}/offline": "3,5,7-239\n",
+            f"{board.CPUS}/smt/active": "1\n",
+            f"{board.CPUS}/cpufreq/x": "",
+        }
+    )
+    assert board.read_layout(root, "") == Layout(2, 3, 2, smt=True, offline=3)
+
+
+def test_socket_unknown_to_the_kernel_is_unknown():
+    assert board.layout([Place(-1, "0"), Place(-1, "1")]) == Layout(None, 2, None, smt=False)
+    assert board.layout([]) == Layout()
+
+
+def test_boot_and_kind_of_machine(machine, captures):
+    assert board.parse_boot_time((captures / "proc/stat-procfs").read_text()) == 1418183276
+    root = machine(
+        {
+            "/proc/stat": "cpu  1 2 3 4\nbtime 1784274102\n",
+            "/proc/sys/kernel/random/boot_id": "5EAA3D20-8dce-4afd-a480-47bb50ae3b88\n",
+            "/proc/sys/kernel/osrelease": "5.15.167.4-microsoft-standard-WSL2\n",
+            "/proc/cpuinfo": "processor : 0\nvendor_id : x\nflags : lm hypervisor\n",
+            "/sys/class/dmi/id/sys_vendor": "QEMU\n",
+            "/sys/class/dmi/id/product_name": "Standard PC (Q35 + ICH9, 2009)\n",
+        }
+    )
+    facts = host.read_host(root)
+    assert (facts.booted_at, facts.boot_id) == (1784274102, "5eaa3d20-8dce-4afd-a480-47bb50ae3b88")
+    assert (facts.wsl, facts.virtual) == (True, True)
+    assert facts.product == "QEMU Standard PC (Q35 + ICH9, 2009)"
+    assert (facts.numa_nodes, facts.pressure.cpu.some, facts.layout) == (None, None, Layout())
+
+
+@pytest.mark.parametrize(
+    ("flags", "product", "expected"),
+    [
+        (("lm", "hypervisor"), "Amazon EC2 p5.48xlarge", True),
+        (("lm",), "Amazon EC2 p5.metal", False),
+        (("lm",), "Google Google Compute Engine", False),
+        (("asimd",), "Amazon EC2 c7g.metal", False),
+        (("asimd",), "Amazon EC2 c7g.xlarge", True),
+        (("asimd",), "Microsoft Corporation Virtual Machine", True),
+        (("asimd",), "NVIDIA GB200 NVL", False),
+        ((), None, None),
+    ],
+)
+def test_virtual_or_real(flags, product, expected):
+    assert board.virtual(flags, product) is expected
+
+
+def test_product_and_kernel_names():
+    assert board.product("Dell Inc.\n", "PowerEdge XE9680\n") == "Dell Inc. PowerEdge XE9680"
+    assert board.product("NVIDIA", "NVIDIA DGX Spark") == "NVIDIA DGX Spark"
+    assert board.product("To Be Filled By O.E.M.", "") is None
+    assert board.wsl("4.4.0-19041-Microsoft") is True
+    assert board.wsl("5.15.0-1041-azure") is False
+    assert board.wsl(None) is None
+
+
+def test_cpu_times_need_four_fields():
+    assert host.parse_cpu_times("cpu  1234\n") is None
+    assert host.parse_cpu_times("cpu  1 2 3 4\n") == CpuTimes((1, 2, 3, 4))
+
+
+SAMPLE = """processor : 0
+model name : Some  CPU
+physical id : 0
+core id : 0
+flags : lm avx2
+cpu  1 2 3 4 5 6 7
+btime 1784274102
+MemTotal: 4096 kB
+PRETTY_NAME="Linux 1"
+"""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, len(SAMPLE)), st.integers(0, len(SAMPLE)), st.text(max_size=30))
+def test_mutated_files_never_raise(begin, end, middle):
+    text = SAMPLE[:begin] + middle + SAMPLE[end:]
+    host.parse_cpuinfo(text)
+    host.memory(host.parse_meminfo(text))
+    host.parse_os_release(text)
+    host.parse_loadavg(text)
+    host.parse_cpu_times(text)
+    board.layout(board.parse_places(text))
+    board.parse_boot_id(text)
+    board.parse_boot_time(text)
+    board.wsl(board.product(text, text))
+    board.virtual(text.split(), text)
 
 
 def test_this_machine():
