@@ -35,6 +35,20 @@ class DecisionsQuery(PageQuery):
     since: Seconds | None = Field(None, description='how far back, as "24h"')
 
 
+class DoctorQuery(PageQuery):
+    """Whose checks."""
+
+    node: str | None = None
+
+
+class EventsQuery(PageQuery):
+    """Which changes of devices, newest first."""
+
+    limit: int = Field(100, ge=1, le=5000, description="rows of a page")
+    node: str | None = None
+    since: Seconds | None = Field(None, description='how far back, as "24h"')
+
+
 class ExplainQuery(Strict):
     """Which model."""
 
@@ -60,6 +74,13 @@ class NodeStateBody(Strict):
 
     state: Literal["ready", "uncordon", "cordoned", "cordon", "draining", "drain"]
     reason: str | None = Field(None, max_length=500)
+
+
+class MarkBody(Strict):
+    """The operator's word on a card."""
+
+    mark: Literal["healthy", "unhealthy"]
+    reason: str = Field(min_length=1, max_length=500)
 
 
 class EnrollBody(Strict):

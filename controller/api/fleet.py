@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from controller.api.errors import ApiError
-from controller.api.paging import Page, PageQuery, page
+from controller.api.paging import Page, page
 
 if TYPE_CHECKING:
     from controller.api.call import Call
@@ -22,15 +22,15 @@ async def summary(call: Call) -> Any:
 
 async def nodes(call: Call) -> Page:
     """Every node."""
-    return await page(call.pool, call.cursors, "nodes", call.query, None)
+    return await page(call.pool, call.cursors, "nodes", call.query)
 
 
 async def node(call: Call) -> Any:
     """One node."""
-    found = await page(call.pool, call.cursors, "nodes", PageQuery(), call.path["id"])
-    if not found:
+    found = await call.value("node", call.path["id"])
+    if found is None:
         raise ApiError(404, f"there is no node {call.path['id']}: llmgwctl nodes lists them")
-    return found[0]
+    return found
 
 
 async def set_state(call: Call) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from controller.api import bodies, fleet, keys, logs, models, placement, results, views
+from controller.api import bodies, devices, fleet, keys, logs, models, placement, results, views
+from controller.api import device_views as seen
 from controller.api.call import Route
+from controller.api.node_views import NodePage, NodeView
 from controller.api.paging import PageQuery
 from controller.catalog.definition import Model
 
@@ -13,8 +15,8 @@ PREFIX: Final = "/api/v1"
 
 ROUTES: Final = (
     Route("GET", "/summary", fleet.summary, results.Summary, "The fleet at a glance"),
-    Route("GET", "/nodes", fleet.nodes, list[views.NodeView], "Every node", PageQuery),
-    Route("GET", "/nodes/{id}", fleet.node, views.NodeView, "One node"),
+    Route("GET", "/nodes", fleet.nodes, list[NodeView], "Every node", PageQuery),
+    Route("GET", "/nodes/{id}", fleet.node, NodePage, "One node with everything about it"),
     Route(
         "POST", "/nodes/{id}/state", fleet.set_state, results.NodeState,
         "Cordon, drain or give back a node; acted on at once", body=bodies.NodeStateBody,
@@ -32,6 +34,18 @@ ROUTES: Final = (
         "Tail of the agent's or a shard's log, as text or server-sent events", bodies.LogsQuery,
         deadline_s=logs.ANSWER_S + 10,
     ),
+    Route(
+        "POST", "/nodes/{id}/gpus/{gpu}/mark", devices.mark, seen.Marked,
+        "Say that a card is healthy or unhealthy", body=bodies.MarkBody,
+    ),
+    Route("DELETE", "/nodes/{id}/gpus/{gpu}", devices.forget, seen.Forgotten,
+          "Forget a card that was taken out"),
+    Route("GET", "/doctor", devices.doctor, list[seen.CheckView],
+          "Checks of nodes with evidence and remedy", bodies.DoctorQuery),
+    Route("GET", "/events", devices.events, list[seen.EventView],
+          "Changes of devices, newest first", bodies.EventsQuery),
+    Route("GET", "/nvlink", devices.nvlink, list[seen.NvlinkView],
+          "Multi-node NVLink domains, and what keeps each node out", PageQuery),
     Route("GET", "/models", models.models, list[views.ModelView], "The catalog", PageQuery),
     Route("POST", "/models", models.add, results.Added, "Add or change a model", body=Model),
     Route("DELETE", "/models/{name}", models.remove, results.Removed, "Remove a model"),

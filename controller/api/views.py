@@ -20,77 +20,6 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class LoadView(Answer):
-    """Fast facts of a node; absent when older than 60 s."""
-
-    cpu_percent: float | None = None
-    cpus: float | None = None
-    load1: float | None = None
-    load5: float | None = None
-    load15: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    memory_percent: float | None = None
-    age_seconds: float
-
-
-class GPUView(Answer):
-    """One card."""
-
-    index: int
-    uuid: str
-    name: str
-    class_: str
-    memory_mb: int | None = None
-    memory_used_mb: int | None = None
-    utilization_percent: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    healthy: bool
-    problems: list[str] | None = None
-    numa: int | None = None
-    shard: int | None = None
-
-    model_config = PLAIN_NAMES
-
-
-class ProvisionView(Answer):
-    """An engine being installed, or that could not be."""
-
-    engine: str
-    version: str | None = None
-    state: str
-    error: str | None = None
-
-
-class NodeView(Answer):
-    """One machine."""
-
-    id: str
-    state: str
-    state_reason: str | None = None
-    gpu_total: int
-    gpu_free: int
-    gpu_classes: list[str] | None = None
-    memory_gb: float | None = None
-    replicas: int
-    last_seen_ago: float | None = None
-    hostname: str | None = None
-    mgmt_addr: str | None = None
-    os: str | None = None
-    agent_version: str | None = None
-    warnings: list[str] | None = None
-    disk_free_gb: float | None = None
-    disk_total_gb: float | None = None
-    unhealthy_gpus: list[str] | None = None
-    engines: list[str] | None = None
-    provision: list[ProvisionView] | None = None
-    models_on_disk: list[str] | None = None
-    labels: dict[str, str] | None = None
-    load: LoadView | None = None
-    gpus: list[GPUView] | None = None
-
-
 class ModelView(Answer):
     """One model of the catalog and what runs of it."""
 
@@ -213,8 +142,15 @@ class WeightView(Answer):
     """Model weights on a node's disk."""
 
     node: str
-    source: str
+    source: str | None = None
     path: str
     bytes: int | None = None
     complete: bool
     in_catalog: bool
+    name: str | None = None
+    revision: str | None = None
+    format: str | None = None
+    reason: str | None = None
+    shared: bool
+    filer: str | None = None
+    facts: dict[str, Any] | None = None

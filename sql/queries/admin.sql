@@ -3,11 +3,75 @@
 select jsonb_strip_nulls(to_jsonb(v)) as row from llmgw.summary v;
 
 -- name: nodes
--- A page of nodes, or one of them.
+-- A page of nodes.
 select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.id) as key
-from llmgw.nodes v
-where ($1::jsonb is null or v.id > $1::jsonb->>0) and ($3::text is null or v.id = $3)
+from llmgw.nodes v where $1::jsonb is null or v.id > $1::jsonb->>0
 order by v.id limit $2::int;
+
+-- name: node
+-- Everything about one node.
+select jsonb_strip_nulls(to_jsonb(v) || jsonb_build_object(
+    'gpus', (select jsonb_agg(to_jsonb(g) - 'node' order by g.index, g.parent nulls first, g.uuid) from llmgw.gpus g where g.node = v.id),
+    'disks', (select jsonb_agg(jsonb_build_object('mount', d.mount, 'filesystem', d.filesystem, 'kind', d.kind, 'source', d.source,
+            'total_gb', round(d.total_mib / 1024.0, 1), 'free_gb', round(d.free_mib / 1024.0, 1), 'holds_weights', d.holds_weights) order by d.mount)
+        from llmgw_core.disk d where d.node_id = v.id),
+    'imex_detail', (select n.imex from llmgw_core.node n where n.id = v.id)))
+from llmgw.nodes v where v.id = $1::text;
+
+-- name: gpu_mark
+-- The operator's word on a card.
+select llmgw.gpu_mark_v1($1::text, $2::text, $3::text, $4::text, $5::text);
+
+-- name: gpu_forget
+-- Removes the row of a card that was taken out.
+select llmgw.gpu_forget_v1($1::text, $2::text, $3::text);
+
+-- name: doctor
+-- A page of checks of nodes, of one node where asked.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.node, v."position", v.name) as key
+from llmgw.doctor v
+where ($1::jsonb is null or (v.node, v."position", v.name) > ($1::jsonb->>0, ($1::jsonb->>1)::int, $1::jsonb->>2)) and ($3::text is null or v.node = $3)
+order by v.node, v."position", v.name limit $2::int;
+
+-- name: events
+-- A page of changes of devices, newest first.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.id) as key
+from llmgw.node_events v
+where ($1::jsonb is null or v.id < ($1::jsonb->>0)::bigint) and ($3::text is null or v.node = $3)
+  and ($4::double precision is null or v.at > clock_timestamp() - make_interval(secs => $4))
+order by v.id desc limit $2::int;
+
+-- name: nvlink
+-- A page of nodes with multi-node NVLink.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.domain, v.node) as key
+from llmgw.nvlink v
+where $1::jsonb is null or (v.domain, v.node) > ($1::jsonb->>0, $1::jsonb->>1)
+order by v.domain, v.node limit $2::int;
+
+-- name: fabrics
+-- A page of physical fabrics, or one of them by its id or key.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.key) as key
+from llmgw.fabrics v
+where ($1::jsonb is null or v.key > $1::jsonb->>0) and ($3::text is null or v.id = $3 or v.key = $3)
+order by v.key limit $2::int;
+
+-- name: fabric_output
+-- What the latest scan that printed anything printed, and its mark in caches.
+select f.output, extract(epoch from f.output_at)::text as version from llmgw_core.fabric_scan f where f.key = $1::text;
+
+-- name: fabric_ports
+-- The ports of agents by GUID: a scan names hosts by these. All of them: a port may be down and so on no fabric.
+select p.node_id as node, p.hca, p.port, p.node_guid, p.port_guid, p.state, p.phys_state, p.rate_gbps, p.active, p.key, p.sm_guid,
+    (l.ports->concat_ws('/', p.hca, p.port)->>'tx_bytes')::bigint * 8 as tx_bps,
+    (l.ports->concat_ws('/', p.hca, p.port)->>'rx_bytes')::bigint * 8 as rx_bps,
+    coalesce(l.ports->concat_ws('/', p.hca, p.port)->'errors', p.errors) as errors
+from llmgw_core.ib_port p
+left join llmgw_core.node_load l on l.node_id = p.node_id and l.at > clock_timestamp() - (select llmgw_core.seconds('load_stale'))
+where p.link_layer = 'InfiniBand' or p.key = $1::text;
+
+-- name: fabric_scan
+-- Asks one node on the fabric to map it.
+select llmgw.fabric_scan_v1($1::text, $2::text);
 
 -- name: models
 -- A page of models, or one of them.

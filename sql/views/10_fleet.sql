@@ -97,7 +97,7 @@ left join lateral (
     select count(*) filter (where v.state <> 'partitioned')::int as total, count(*) filter (where v.state = 'free')::int as free,
         array_agg(distinct v.class) filter (where v.state <> 'partitioned') as classes,
         array_agg(format('gpu %s: %s', coalesce(v.index::text, v.uuid), coalesce(array_to_string(v.problems, '; '), 'unhealthy')) order by v.index) filter (where not v.healthy) as unhealthy,
-        jsonb_agg(jsonb_strip_nulls(to_jsonb(v) - 'node') order by v.index, v.parent nulls first, v.uuid) as gpus
+        jsonb_agg(jsonb_strip_nulls(to_jsonb(v) - '{node,paths,detail,findings}'::text[]) order by v.index, v.parent nulls first, v.uuid) as gpus
     from llmgw.gpus v where v.node = n.id having count(*) > 0) g on true
 left join lateral (
     select array_agg(distinct coalesce(v.fabric, v.physical)) filter (where v.active and coalesce(v.fabric, v.physical) is not null) as fabrics,

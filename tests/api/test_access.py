@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from controller.api import views
+from controller.api import node_views, views
 from controller.api.access import is_loopback, read_tokens
 from controller.api.routes import PREFIX, ROUTES
 from controller.api.server import make_app
@@ -157,7 +157,7 @@ async def test_the_description_is_valid_and_complete(api, pool):
 
 
 VIEWS = {
-    "nodes": views.NodeView,
+    "nodes": node_views.NodeView,
     "models": views.ModelView,
     "replicas": views.ReplicaView,
     "decisions": views.DecisionView,

@@ -6,12 +6,12 @@ import base64
 
 import pytest
 
-from controller.api import results, views
+from controller.api import node_views, results, views
 from tests.api.served import TINY, command, view_rows, without_ages
 
 DECISION = "insert into llmgw_core.decision (at, term, kind, model, reason)"
 LISTS = {
-    "nodes": ("id", views.NodeView),
+    "nodes": ("id", node_views.NodeView),
     "models": ("name", views.ModelView),
     "replicas": ("id", views.ReplicaView),
     "keys": ("created_at, id", views.KeyView),
