@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from agent.probes.root import Root
 
 PROC_GPUS: Final = "/proc/driver/nvidia/gpus"
+PCI_DRIVER: Final = "/sys/bus/pci/drivers/nvidia"
+MAX_GPUS: Final = 256
 _BRANDS: Final = frozenset({"nvidia", "geforce", "tesla", "quadro", "grid"})
 _FAMILIES: Final = frozenset({"rtx", "gtx", "titan"})
 _SUFFIXES: Final = frozenset({"ti", "super", "d", "ada"})
+_ON_CHIP: Final = frozenset({"gb10", "n1", "n1x", "thor", "orin", "xavier", "nvgpu", "jetson"})
+"""Words in names of processors with a built-in GPU; Tegra names carry a number behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,34 @@ def gpu_class(name: str | None) -> str | None:
     model = family + (words.pop(0) if words else "")
     rest = [word for word in words if word.lower() in _SUFFIXES]
     return "-".join([model, *rest])
+
+
+def shares_host_memory(name: str | None) -> bool:
+    """Whether a card of this name has no memory of its own (GB10, Jetson).
+
+    The name decides because drivers differ: some have no memory for such a card, others claim all
+    of the host's (case E02).
+    """
+    words = re.findall(r"[a-z0-9]+", (name or "")[:200].lower())
+    return any(word in _ON_CHIP or word.startswith("tegra") for word in words)
+
+
+def plannable(total_mib: int | None, reserved_mib: int | None) -> int | None:
+    """Memory to plan with: the driver keeps `reserved` for itself. A total of 0 is unknown."""
+    if not total_mib:
+        return None
+    return total_mib - reserved_mib if reserved_mib and reserved_mib < total_mib else total_mib
+
+
+def cpu_words(cpus: Collection[int]) -> str:
+    """CPU numbers as the kernel lists them: `0-63,128-191`."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and ranges[-1][1] == cpu - 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(f"{low}-{high}" if low != high else str(low) for low, high in ranges)
 
 
 def foreign_memory(gpu: Gpu, own_pids: Collection[int]) -> int | None:
@@ -94,12 +126,26 @@ def parse_kernel_gpu(directory: str, text: str) -> KernelGpu | None:
 
 
 def read_kernel_gpus(root: Root) -> tuple[KernelGpu, ...]:
-    """Cards the kernel driver holds. Blocking, quick."""
+    """Cards the kernel driver holds, by its own list and by PCI's. Blocking, quick.
+
+    A card can go from the first and stay in the second (case E20). PCI devices that another driver
+    holds are not ours to miss: a display on nouveau, a card handed to a virtual machine.
+    """
     cards = (
         parse_kernel_gpu(name, root.read(f"{PROC_GPUS}/{name}/information", 65536) or "")
-        for name in root.names(PROC_GPUS)
+        for name in root.names(PROC_GPUS)[:MAX_GPUS]
     )
-    return tuple(card for card in cards if card is not None)
+    held = {card.pci_bus_id: card for card in cards if card is not None}
+    for name in root.names(PCI_DRIVER)[:MAX_GPUS]:
+        address = values.pci_bus_id(name)
+        if address is not None and _is_gpu(root, name):
+            held.setdefault(address, KernelGpu(pci_bus_id=address))
+    return tuple(held.values())
+
+
+def _is_gpu(root: Root, address: str) -> bool:
+    kind = (root.read(f"/sys/bus/pci/devices/{address}/class", 64) or "").strip()
+    return kind[:6] in {"0x0300", "0x0302"}
 
 
 def add_missing(
@@ -107,7 +153,8 @@ def add_missing(
 ) -> tuple[Gpu, ...]:
     """Name lost cards by the kernel's list and add those that the tool left out (case E07).
 
-    `error` is why the tool gave no cards at all, if so: then they are not lost, but unusable.
+    `error` is why no tool gave any card, if so: then they are not lost, only out of reach, and
+    the next look may find them well (case E11).
 
     A lost card has lost its UUID for NVML as well. Where exactly as many nameless cards as
     unclaimed kernel entries are left they are the same ones, in bus order.
@@ -131,7 +178,9 @@ def add_missing(
 
 
 def _missing(entry: KernelGpu, error: str | None) -> str:
-    return error or f"lost: the driver holds {entry.pci_bus_id} but its tools do not show it"
+    if error:
+        return f"unreachable: {error}"
+    return f"lost: the driver holds {entry.pci_bus_id} but its tools do not show it"
 
 
 def _named(card: Gpu, entry: KernelGpu) -> Gpu:
@@ -154,3 +203,9 @@ def numa_node(root: Root, pci_bus_id: str | None) -> int | None:
         return None
     node = values.whole(root.read(f"/sys/bus/pci/devices/{pci_bus_id}/numa_node", 64))
     return node if node is not None and node >= 0 else None
+
+
+def placed(root: Root, card: Gpu) -> Gpu:
+    """The card with its NUMA node by sysfs, else as the driver told it. Blocking."""
+    node = numa_node(root, card.pci_bus_id)
+    return card if node is None else replace(card, numa=node)

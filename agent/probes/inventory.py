@@ -196,8 +196,7 @@ async def _complete(root: Root, found: Gpus) -> Gpus:
     def look() -> Gpus:
         error = found.error if not found.cards else None
         cards = gpus.add_missing(found.cards, gpus.read_kernel_gpus(root), error)
-        placed = (replace(card, numa=gpus.numa_node(root, card.pci_bus_id)) for card in cards)
-        return replace(found, cards=tuple(placed))
+        return replace(found, cards=tuple(gpus.placed(root, card) for card in cards))
 
     return await _kernel(look, "gpus") or found
 

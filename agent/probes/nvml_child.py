@@ -4,24 +4,36 @@ A process of its own because a driver call can hang or crash; nvml.py starts it,
 and reads what came before the end. Each fact is one flushed line, so nothing known is lost:
 
     {"driver": "590.48.01"}  {"cuda": "13.1"}  {"count": 8}
-    {"gpu": 3, "field": "uuid", "value": "GPU-..."}      a fact
-    {"gpu": 3, "field": "power_w", "failed": "Not Supported", "code": 3}
-    {"gpu": 3, "field": "...", "begin": true}            printed before each call
-    {"gpu": 3, "end": true}    {"end": true}    {"absent": "why"}    {"error": "...", "code": 9}
+    {"gpu": 3, "field": "power_mw", "begin": true}           printed before each call
+    {"gpu": 3, "field": "power_mw", "value": 66920}          a fact
+    {"gpu": 3, "field": "power_mw", "failed": "Not Supported", "code": 3}
+    {"gpu": 3, "end": true}
+    {"pair": [0, 3], "begin": true}  {"pair": [0, 3], "level": 30}  {"pair": [0, 3], "failed": ...}
+    {"end": true}    {"absent": "why"}    {"error": "...", "code": 9, "control": "why not"}
 
-`fast` leaves out what does not change, `3,5` leaves out cards that hung before. `--serve` answers
-such words line by line from standard input until that closes; a full question opens the driver
-anew, so that a card more or less is seen.
+Words of a question: `fast` leaves out what does not change; `done=0,1` have answered; `broken=3`
+must not be touched; `skip=4:fabric` and `pairs=0:1` leave out what a child died of before.
+`--serve` answers such lines from standard input until that closes; a full question opens the driver
+anew, so that a card more or less is seen. `--events` waits for XIDs (nvml_watch.py).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.probes import nvml_watch
+from agent.probes.nvml_fields import FAST, SLOW
+from agent.probes.nvml_slices import text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+LIBRARY_NOT_FOUND: Final = 12
+CONTROL: Final = "/dev/nvidiactl"
+"""Opened to tell a process without access from a driver in trouble; opening it wakes no card."""
 
 
 def emit(**fact: object) -> None:
@@ -30,76 +42,34 @@ def emit(**fact: object) -> None:
     sys.stdout.flush()
 
 
-def text(value: object) -> str:
-    """NVML strings are bytes in old versions of the library."""
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+class Question:
+    """What is asked, and what to keep away from."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        sides = dict(word.split("=", 1) for word in words if "=" in word)
+        self.fast: Final = "fast" in words
+        self.broken: Final = frozenset(_numbers(sides.get("broken", "")))
+        self.done: Final = frozenset(_numbers(sides.get("done", ""))) | self.broken
+        self.skip: Final = frozenset(sides.get("skip", "").split(","))
+        self.pairs: Final = frozenset(sides.get("pairs", "").split(","))
+
+    def fields(self, index: int) -> dict[str, Callable[[Any, Any], object]]:
+        """The readers for one card."""
+        wanted = FAST if self.fast else {**FAST, **SLOW}
+        return {name: read for name, read in wanted.items() if f"{index}:{name}" not in self.skip}
 
 
-def memory(nvml: Any, handle: Any) -> dict[str, int]:
-    """Bytes: total, used and, from driver 510 on, reserved."""
-    try:
-        info = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        return {"total": info.total, "used": info.used, "reserved": info.reserved}
-    except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
-        info = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return {"total": info.total, "used": info.used}
-    except nvml.NVMLError as error:
-        if error.value != nvml.NVML_ERROR_INVALID_ARGUMENT:
-            raise
-        info = nvml.nvmlDeviceGetMemoryInfo(handle)  # some old drivers answer the new call so
-        return {"total": info.total, "used": info.used}
+def _numbers(words: str) -> list[int]:
+    return [int(word) for word in words.split(",") if word.isdecimal()]
 
 
-def processes(nvml: Any, handle: Any) -> list[list[int | None]]:
-    """[pid, bytes or null] of compute and graphics processes; a pid may be in both lists."""
-    found: dict[int, int | None] = {}
-    for read in (
-        nvml.nvmlDeviceGetComputeRunningProcesses,
-        nvml.nvmlDeviceGetGraphicsRunningProcesses,
-    ):
-        for process in read(handle):
-            used = process.usedGpuMemory
-            found[process.pid] = (
-                max(found.get(process.pid) or 0, used) if used is not None else None
-            )
-    return [[pid, used] for pid, used in found.items()]
+def told(error: Exception) -> dict[str, object]:
+    """An error as facts; one of the binding itself has no code."""
+    return {"failed": str(error)[:200], "code": getattr(error, "value", None)}
 
 
-def remapped(nvml: Any, handle: Any) -> dict[str, bool]:
-    """Memory rows waiting for a reset, or that could not be replaced."""
-    _, _, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
-    return {"pending": bool(pending), "failed": bool(failed)}
-
-
-def uncorrectable(nvml: Any, handle: Any) -> int:
-    """Uncorrectable ECC errors since the driver was loaded."""
-    return int(
-        nvml.nvmlDeviceGetTotalEccErrors(
-            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        )
-    )
-
-
-FAST: dict[str, Callable[[Any, Any], object]] = {
-    "uuid": lambda nvml, h: text(nvml.nvmlDeviceGetUUID(h)),
-    "pci_bus_id": lambda nvml, h: text(nvml.nvmlDeviceGetPciInfo(h).busId),
-    "memory": memory,
-    "utilization_percent": lambda nvml, h: nvml.nvmlDeviceGetUtilizationRates(h).gpu,
-    "temperature_c": lambda nvml, h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU),
-    "power_mw": lambda nvml, h: nvml.nvmlDeviceGetPowerUsage(h),
-    "processes": processes,
-}
-SLOW: dict[str, Callable[[Any, Any], object]] = {
-    "name": lambda nvml, h: text(nvml.nvmlDeviceGetName(h)),
-    "mig": lambda nvml, h: bool(nvml.nvmlDeviceGetMigMode(h)[0]),
-    "remapped": remapped,
-    "retirement_pending": lambda nvml, h: bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(h)),
-    "uncorrectable": uncorrectable,
-}
-
-
-def card(nvml: Any, index: int, fields: dict[str, Callable[[Any, Any], object]]) -> None:
-    """All fields of one card, each on its own; without a handle only that failure."""
+def card(nvml: Any, index: int, fields: dict[str, Callable[[Any, Any], object]]) -> bool:
+    """All fields of one card, each on its own; False without a handle, when only that is told."""
     handle: list[Any] = []
     calls = {"handle": lambda n, _: handle.append(n.nvmlDeviceGetHandleByIndex(index)), **fields}
     for field, read in calls.items():
@@ -107,14 +77,30 @@ def card(nvml: Any, index: int, fields: dict[str, Callable[[Any, Any], object]])
         try:
             value = read(nvml, handle[0] if handle else None)
         except Exception as error:  # a broken binding must cost its own field only
-            emit(
-                gpu=index, field=field, failed=str(error)[:200], code=getattr(error, "value", None)
-            )
+            emit(gpu=index, field=field, **told(error))
             if field == "handle":
                 break
             continue
         emit(gpu=index, field=field, value=value)
     emit(gpu=index, end=True)
+    return bool(handle)
+
+
+def topology(nvml: Any, indices: list[int], skip: frozenset[str]) -> None:
+    """How each two cards reach each other: NVML's number of what they have in common."""
+    for at, first in enumerate(indices):
+        for second in indices[at + 1 :]:
+            if f"{first}:{second}" in skip:
+                continue
+            pair = [first, second]
+            emit(pair=pair, begin=True)
+            try:
+                one, two = (nvml.nvmlDeviceGetHandleByIndex(index) for index in pair)
+                level = nvml.nvmlDeviceGetTopologyCommonAncestor(one, two)
+            except Exception as error:  # a lost card costs its own pairs
+                emit(pair=pair, **told(error))
+                continue
+            emit(pair=pair, level=level)
 
 
 def cuda(nvml: Any) -> str:
@@ -138,23 +124,25 @@ class Driver:
 
     def answer(self, words: list[str]) -> None:
         """Answer one question. After an error the parent starts anew, which loads the library."""
-        fast = "fast" in words
-        skip = {int(n) for word in words for n in word.split(",") if n.isdecimal()}
+        question = Question(words)
         try:
-            count = self._open(fast)
+            count = self._open(question.fast)
         except self.nvml.NVMLError as error:
-            missing = error.value == self.nvml.NVML_ERROR_LIBRARY_NOT_FOUND
-            emit(**{"absent" if missing else "error": str(error)}, code=error.value)
+            refuse(error)
             return
         emit(count=count)
         for name, read in SYSTEM.items():
             try:
                 emit(**{name: read(self.nvml)})
             except Exception as error:  # as in card()
-                emit(**{f"{name}_failed": str(error)[:200]})
-        for index in range(count):
-            if index not in skip:
-                card(self.nvml, index, FAST if fast else {**FAST, **SLOW})
+                emit(**{f"{name}_failed": str(error)[:200], "code": getattr(error, "value", None)})
+        asked = [index for index in range(count) if index not in question.done]
+        reached = [card(self.nvml, index, question.fields(index)) for index in asked]
+        if asked and not any(reached):
+            emit(control=control())
+        if not question.fast:
+            whole = [index for index in range(count) if index not in question.broken]
+            topology(self.nvml, whole, question.pairs)
         emit(end=True)
 
     def _open(self, fast: bool) -> int:
@@ -167,12 +155,32 @@ class Driver:
         return self.count
 
 
+def refuse(error: Any) -> None:
+    """Why there is no answer, and whether this process may open the driver's control device."""
+    if error.value == LIBRARY_NOT_FOUND:
+        emit(absent=str(error), code=error.value)
+    else:
+        emit(error=str(error), code=error.value, control=control())
+
+
+def control() -> str | None:
+    """Why the control device cannot be opened; None when it can."""
+    try:
+        os.close(os.open(CONTROL, os.O_RDWR))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def main(arguments: list[str]) -> None:
     """Entry of the child process."""
     try:
         import pynvml
     except ImportError as error:
         emit(absent=str(error))
+        return
+    if "--events" in arguments:
+        nvml_watch.watch(pynvml, emit, refuse)
         return
     driver = Driver(pynvml)
     if "--serve" not in arguments:

@@ -13,4 +13,5 @@ pynvml.SCENARIO = json.loads(sys.argv.pop(1))
 
 from agent.probes import nvml_child  # noqa: E402 - found in the working directory added above
 
+nvml_child.CONTROL = pynvml.SCENARIO.get("control", "/dev/null")
 nvml_child.main(sys.argv[1:])
