@@ -109,7 +109,7 @@ def _told(gpu: card.Gpu) -> Iterator[str]:
         yield from (code for code, _, _ in _THROTTLES.values())
     if gpu.pcie.width and gpu.pcie.width_max:
         yield "pcie_width"
-    if gpu.fabric.state is not None:
+    if (gpu.fabric.state, gpu.fabric.health, gpu.fabric.bandwidth) != (None, None, None):
         yield from FABRIC_CODES
     if gpu.nvlinks is not None:
         yield "nvlink_inactive"

@@ -143,7 +143,7 @@ XIDS: Final[dict[int, Class]] = {
 """By number. Those left out are unused or unknown: passing, and shown."""
 
 NEEDS_TEXT: Final = frozenset({*range(144, 151), 154})
-"""Only the kernel log tells how bad these are (154 may mean that all is well again). Where NVML gave
+"""Only the kernel log tells how bad these are: 154 may mean that all is well again. Where NVML gave
 just the number, the card's recovery action decides."""
 UNKNOWN: Final = Class("driver", "passing", False, "unknown error event", _WATCH)
 _SXID_FATAL: Final = Class(

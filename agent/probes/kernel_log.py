@@ -32,6 +32,9 @@ MAX_EVENTS: Final = 1000
 MAX_UUIDS: Final = 256
 LINE_LIMIT: Final = 16384
 """Characters taken of one line; journalctl's JSON has about 1,000 for one."""
+TAIL: Final = 65536
+TAIL_LINES: Final = 50
+"""How much of the end is searched for the last number and time; JSON lines are long."""
 KMSG_RECORD: Final = 16384
 KMSG_LIMIT: Final = 64 * 2**20
 """Bytes read of /dev/kmsg at most; the kernel keeps 128 KiB to a few MiB of log."""
@@ -39,6 +42,8 @@ JOURNAL_LINES: Final = 5000
 TOOL_TIMEOUT_S: Final = 5.0
 KMSG_TIMEOUT_S: Final = 5.0
 
+_MARK: Final = re.compile("|".join([*kernel_messages.MARKS, r"\[78, ?86, ?82, ?77"]))
+"""The last is "NVRM" where journalctl writes a message as bytes."""
 _RECORD: Final = re.compile(r"([0-9]{1,10}),([0-9]{1,19}),([0-9]{1,19})(?:,[^;]{0,200})?;(.*)")
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _SYSLOG: Final = re.compile(
@@ -55,14 +60,15 @@ _CALLER: Final = re.compile(r"\[ *[TC][0-9]{1,10}\] ")
 class KernelLog:
     """New events in the log's order, and how far it was read.
 
-    `uuids` gives the UUID of cards by address where the log names it. `error` says why the log is
-    not known, or not wholly; `source` who gave it (`/dev/kmsg`, `dmesg`, `journalctl`).
+    `uuids` gives the UUID of cards by address where the log names it; `readable` says that there
+    were lines at all, `error` why the log is not known, or not wholly, `source` who gave it
+    (`/dev/kmsg`, `dmesg`, `journalctl`).
     """
 
     events: tuple[Event, ...] = ()
     cursor: Cursor | None = None
     uuids: Mapping[str, str] = field(default_factory=dict)
-    lines: int = 0
+    readable: bool = False
     error: str | None = None
     source: str | None = None
 
@@ -77,26 +83,30 @@ class _Line:
 def parse(text: str, after: Cursor | None = None) -> KernelLog:
     """Events that came after the cursor; all of them without one.
 
-    A line without a time counts only when there is no cursor, as it may be an old one.
+    A line without a time counts only when there is no cursor, as it may be an old one. Only lines
+    with a driver's mark are taken apart, and the last ones, which tell how far the log goes.
     """
     found = _Found()
-    last = after or Cursor()
-    lines = 0
-    for raw in _lines(text):
+    cursor, readable = after, False
+    for raw in _marked(text):
         line = _line(raw)
-        if line is None:
-            continue
-        lines += 1
-        new = _is_new(line, after)
-        last = Cursor(_later(last.seq, line.seq), _later(last.at, line.at))
-        if any(mark in line.text for mark in kernel_messages.MARKS):
-            found.take(line, new=new)
+        if line is not None:
+            found.take(line, new=_is_new(line, after))
+            cursor = _further(cursor, line)
+    for raw in text[-TAIL:].split("\n")[-TAIL_LINES:]:
+        line = _line(raw[:LINE_LIMIT])
+        if line is not None:
+            readable, cursor = True, _further(cursor, line)
     events = tuple(
         replace(event, uuid=found.uuids.get(event.pci_bus_id or ""))
         for event in found.events.values()
     )
-    cursor = last if lines or after else None
-    return KernelLog(events=events, cursor=cursor, uuids=found.uuids, lines=lines)
+    return KernelLog(events, cursor, found.uuids, readable or bool(events))
+
+
+def _further(cursor: Cursor | None, line: _Line) -> Cursor:
+    last = cursor or Cursor()
+    return Cursor(_later(last.seq, line.seq), _later(last.at, line.at))
 
 
 def _is_new(line: _Line, after: Cursor | None) -> bool:
@@ -138,14 +148,14 @@ class _Found:
             self.events[key] = replace(former, at=line.at, count=former.count + 1)
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Lines of a text, each cut at LINE_LIMIT, without a list of all of them."""
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start)
+def _marked(text: str) -> Iterator[str]:
+    """Lines with a driver's mark, each cut at LINE_LIMIT."""
+    end = 0
+    while (mark := _MARK.search(text, end)) is not None:
+        start = text.rfind("\n", end, mark.start()) + 1 or end
+        end = text.find("\n", mark.end())
         end = len(text) if end < 0 else end
         yield text[start : min(end, start + LINE_LIMIT)]
-        start = end + 1
 
 
 def _line(raw: str) -> _Line | None:
@@ -189,20 +199,21 @@ def _journal(raw: str) -> _Line | None:
 async def read(root: Root, after: Cursor | None = None) -> KernelLog:
     """New events of the machine's kernel log, from the first source that gives any line."""
     reasons: list[str] = []
-    kept = await bounded(partial(read_kmsg, root), key="kmsg", timeout_s=KMSG_TIMEOUT_S)
-    if isinstance(kept, str) and (log := parse(kept, after)).lines:
-        return replace(log, source=KMSG)
-    reasons.append(_why_not(kept))
+    kept = await bounded(partial(_kmsg, root, after), key="kmsg", timeout_s=KMSG_TIMEOUT_S)
+    if isinstance(kept, KernelLog):
+        return kept
+    reasons.append(kept or f"{KMSG}: no answer within {KMSG_TIMEOUT_S:g} s")
     for argv in (["dmesg"], _journalctl()):
         result = await root.run(argv, TOOL_TIMEOUT_S)
-        log = parse(result.stdout, after)
-        timed = log.cursor is not None and log.cursor.at is not None
-        if log.lines and timed:
+        reading = partial(parse, result.stdout, after)
+        log = await bounded(reading, key=f"parse {argv[0]}", timeout_s=TOOL_TIMEOUT_S)
+        log = log or KernelLog()
+        if log.readable and log.cursor is not None and log.cursor.at is not None:
             return replace(log, source=argv[0])
-        if log.lines and result.exit_code == 0:
+        if log.readable and result.exit_code == 0:
             note = f"{argv[0]}: the kernel log has no times, so only its first reading counts"
             return replace(log, source=argv[0], error=note)
-        said = (result.stderr.strip().splitlines() or result.stdout.strip().splitlines())[:1]
+        said = (result.stderr.strip().splitlines() or result.stdout[:500].strip().splitlines())[:1]
         reasons.append(": ".join([result.error or f"{argv[0]}: no lines", *said])[:160])
     hint = await bounded(partial(_hint, root), key="dmesg_restrict", timeout_s=2)
     error = "; ".join(reasons)[:500]
@@ -220,10 +231,12 @@ def _hint(root: Root) -> str:
     return f"; only root may read it ({RESTRICT} is 1): run the agent as root to see XIDs"
 
 
-def _why_not(kept: str | OSError | None) -> str:
-    if kept is None:
-        return f"{KMSG}: no answer within {KMSG_TIMEOUT_S:g} s"
-    return f"{KMSG}: {kept.strerror or kept}" if isinstance(kept, OSError) else f"{KMSG}: empty"
+def _kmsg(root: Root, after: Cursor | None) -> KernelLog | str:
+    kept = read_kmsg(root)
+    if isinstance(kept, OSError):
+        return f"{KMSG}: {kept.strerror or kept}"
+    log = parse(kept, after)
+    return replace(log, source=KMSG) if log.readable else f"{KMSG}: no records"
 
 
 def read_kmsg(root: Root) -> str | OSError:
