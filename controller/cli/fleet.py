@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ERROR_WIDTH = 240
 NODE_COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
-WEIGHT_COLUMNS = ("NODE", "SOURCE", "SIZE", "COMPLETE", "IN CATALOG", "PATH")
+WEIGHT_COLUMNS = ("NODE", "NAME", "FORMAT", "SIZE", "COMPLETE", "IN CATALOG", "WHERE", "PATH")
 
 
 @click.command()
@@ -98,7 +98,9 @@ def weights(session: Session) -> None:
     found = session.client.pages("/weights")
     yes = {True: "yes", False: "no"}
     rows = (
-        (w["node"], w["source"], size(w.get("bytes")), yes[w["complete"]], yes[w["in_catalog"]],
+        (w["node"], w.get("source") or w.get("name"), w.get("format"), size(w.get("bytes")),
+         "yes" if w["complete"] else f"no: {w.get('reason', 'unknown why')}",
+         yes[w["in_catalog"]], f"shared {w.get('filer', '')}" if w["shared"] else "local",
          w["path"])
         for w in found
     )  # fmt: skip

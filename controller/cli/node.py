@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from controller.cli import node_page
 from controller.cli.client import part
 from controller.cli.failures import Failure, TimedOut
-from controller.cli.fleet import nodes_text
-from controller.cli.output import lines, note
-from controller.cli.words import age, gigabytes, joined
+from controller.cli.output import note
+from controller.cli.words import age
 
 if TYPE_CHECKING:
     from controller.cli.session import Session
 
 POLL_S = 1.0
-GPU_COLUMNS = ("GPU", "CLASS", "MEMORY", "USED", "UTIL", "TEMP", "POWER", "SHARD", "HEALTH")
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -61,42 +60,7 @@ def node() -> None:
 def show(session: Session, id_: str) -> None:
     """Everything known of one node."""
     found = session.client.get(f"/nodes/{part(id_)}")
-    session.out.show(found, lambda: _node_text(session, found))
-
-
-def _node_text(session: Session, found: dict[str, Any]) -> str:
-    load = found.get("load", {})
-    facts = {
-        "why": found.get("state_reason"),
-        "host": joined(found[k] for k in ("hostname", "mgmt_addr", "os") if k in found),
-        "labels": joined(f"{k}={v}" for k, v in found.get("labels", {}).items()),
-        "engines": joined(found.get("engines")),
-        "disk": f"{gigabytes(found.get('disk_free_gb'))} free of "
-        f"{gigabytes(found.get('disk_total_gb'))} (local)",
-        "load": joined(f"{k} {v:g}" for k, v in load.items() if k in ("cpu_percent", "load1")),
-        "weights": joined(found.get("models_on_disk")),
-        "agent": found.get("agent_version"),
-    }
-    return lines(
-        nodes_text(session, [found]),
-        *(f"{name}: {value}" for name, value in facts.items() if value not in (None, "-")),
-        *(f"warning: {warning}" for warning in found.get("warnings", [])),
-        _cards(session, found.get("gpus", [])),
-    )
-
-
-def _cards(session: Session, cards: list[dict[str, Any]]) -> str:
-    def figure(card: dict[str, Any], name: str, unit: str) -> str:
-        return f"{card[name]:g}{unit}" if name in card else "-"
-
-    rows = (
-        (c["index"], c["class"], figure(c, "memory_mb", " MiB"),
-         figure(c, "memory_used_mb", " MiB"), figure(c, "utilization_percent", " %"),
-         figure(c, "temperature_c", " C"), figure(c, "power_w", " W"), c.get("shard"),
-         "ok" if c["healthy"] else joined(c.get("problems")))
-        for c in cards
-    )  # fmt: skip
-    return session.out.table(GPU_COLUMNS, rows) if cards else ""
+    session.out.show(found, lambda: node_page.text(session, found))
 
 
 def _set_state(session: Session, id_: str, state: str, reason: str | None) -> dict[str, Any]:

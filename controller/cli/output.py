@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _STYLES = {
     "ready": "green",
     "active": "green",
+    "pass": "green",
+    "ok": "green",
+    "joined": "green",
+    "warn": "yellow",
+    "fail": "red",
     "added": "green",
     "cordoned": "yellow",
     "draining": "yellow",

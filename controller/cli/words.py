@@ -28,6 +28,11 @@ def size(count: float | None) -> str:
     return f"{int(count)} B"
 
 
+def rate(count: float | None) -> str:
+    """Bytes per second."""
+    return "-" if count is None else f"{size(count)}/s"
+
+
 def gigabytes(count: float | None) -> str:
     """A figure that is in GiB already."""
     return "-" if count is None else f"{count:g} GiB"
