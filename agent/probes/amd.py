@@ -141,7 +141,10 @@ def _lost(card: Gpu, tool: str | None) -> Gpu:
 
 
 def filled(card: Gpu, kernel: Gpu | None) -> Gpu:
-    """The card with the kernel's values where the tool told none."""
+    """The card with the kernel's values where the tool told none.
+
+    The kernel's UUID goes first: it is what ROCR_VISIBLE_DEVICES is compared with.
+    """
     if kernel is None:
         return card
     gaps = {
@@ -153,6 +156,7 @@ def filled(card: Gpu, kernel: Gpu | None) -> Gpu:
     if ecc.corrected is None and ecc.uncorrected is None:
         ecc = Ecc(ecc.enabled, kernel.ecc.corrected, kernel.ecc.uncorrected)
     pcie = card.pcie if card.pcie.width and card.pcie.width_max else kernel.pcie
+    gaps["uuid"] = kernel.uuid or card.uuid
     return replace(card, **gaps, ecc=ecc, pcie=pcie)
 
 
