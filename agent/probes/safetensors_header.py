@@ -1,6 +1,6 @@
 """The header of a safetensors file: how many parameters and bytes its tensors have.
 
-Called by weights_scan.py. Eight bytes of length, a JSON header, then the data; only the first two
+Called by weights_files.py. Eight bytes of length, a JSON header, then the data; only the first two
 are read. A file shorter than its header promises was cut off; a header that contradicts itself is
 refused, because the sums made from it would be wrong.
 """
