@@ -187,7 +187,10 @@ def _clock_evidence(gpu: card.Gpu, reason: str) -> str:
 def _pcie(gpu: card.Gpu) -> Iterator[Finding]:
     width, best = gpu.pcie.width, gpu.pcie.width_max
     if width and best and width < best:
-        text = "the card's PCIe link has fewer lanes than it could; reseat the card or its riser"
+        text = (
+            "the card's PCIe link has fewer lanes than the card could use; unless its slot is made "
+            "so, reseat the card or its riser"
+        )
         yield Finding("pcie_width", "passing", text, f"x{width} of x{best}", unhealthy=False)
 
 

@@ -21,7 +21,8 @@ told only once. When it counts, and what heals it:
 (1) `health.AT_ONCE` counts after one look. (2) The recovery action takes two, as "none" looks the
 same as no answer. (3) Known from the kernel log, or from the recovery action that was set and went.
 What a look could not tell (a lost card, an old driver) heals nothing. The kernel log's own order
-says which events a reset came after; those of NVML follow in `events`, without a time.
+says which events a reset came after. Events of NVML have no time: give them only where the log
+cannot be read, as it holds them all.
 """
 
 from __future__ import annotations

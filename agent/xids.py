@@ -163,6 +163,11 @@ _AMD: Final[dict[str, Class]] = {
 _RECOVERY: Final = re.compile(r"to 0x[0-9a-f]{1,8} \(([^()]{1,60})\)", re.IGNORECASE)
 
 
+def from_nvml(pci_bus_id: str, number: int) -> Event:
+    """An XID that NVML told, which gives the number only. Needed where the log is not readable."""
+    return Event("xid", f"xid_{number}", number, pci_bus_id)
+
+
 def recovery_action(text: str) -> str | None:
     """What an XID 154 changes to, in the driver's words (`GPU Reset Required`, `None`)."""
     match = _RECOVERY.search(text[:1000])

@@ -86,6 +86,12 @@ def test_sxids_by_their_severity(text, kind):
     assert xids.finding(event).kind == kind
 
 
+def test_number_that_nvml_told():
+    found = xids.finding(xids.from_nvml("0000:3b:00.0", 79))
+    assert (found.code, found.kind) == ("xid_79", "reset")
+    assert found.evidence
+
+
 def test_events_of_amd():
     kinds = {code: xids.classify(xids.Event("amd", code)).kind for code in xids._AMD}
     assert kinds["amd_ring_timeout"] == "passing"
