@@ -114,7 +114,7 @@ class Answers:
         return True
 
     def _take(self, fact: Mapping[str, Any]) -> None:
-        self.stale = self.stale or fact.get("code") in _STALE
+        self.stale = self.stale or _code(fact) in _STALE
         if (index := card_index(fact.get("gpu"))) is not None:
             self._take_card(index, fact)
         elif "pair" in fact:
@@ -130,7 +130,7 @@ class Answers:
                 setattr(self, name, value[:200])
         if type(count := fact.get("count")) is int:
             self.count = count
-        if self.error is not None and type(code := fact.get("code")) is int:
+        if self.error is not None and (code := _code(fact)) is not None:
             self.error_code = code
 
     def _take_card(self, index: int, fact: Mapping[str, Any]) -> None:
@@ -147,8 +147,8 @@ class Answers:
             facts[name] = fact.get("value")
 
     def _take_failure(self, index: int, name: str, fact: Mapping[str, Any]) -> None:
-        code = fact.get("code")
-        if isinstance(code, int):
+        code = _code(fact)
+        if code is not None:
             self.codes.setdefault(index, {})[name] = code
         if name == "handle" or code in (_LOST if name in ASIDE else _BROKEN):
             lost = "lost: " if code == GPU_IS_LOST else ""
@@ -163,6 +163,11 @@ class Answers:
         self.at_pair = (indices[0], indices[1]) if fact.get("begin") is True else None
         if isinstance(level := fact.get("level"), int):
             self.levels[indices[0], indices[1]] = level
+
+
+def _code(fact: Mapping[str, Any]) -> int | None:
+    code = fact.get("code")
+    return code if type(code) is int else None
 
 
 def parse(line: str) -> dict[str, Any] | None:

@@ -69,10 +69,10 @@ def fabric(value: object, code: int | None) -> Fabric:
     if state != "completed":
         return Fabric(state=state)
     mask = whole(facts.get("mask")) or 0
-    clique = facts.get("clique")
+    clique, status = facts.get("clique"), facts.get("status")
     return Fabric(
         state=state,
-        status=word(facts.get("status")),
+        status=status[:60] if isinstance(status, str) else None,  # an error's name is one as well
         cluster_uuid=word(facts.get("uuid")),
         clique=clique if type(clique) is int and 0 <= clique < 2**32 else None,
         bandwidth=BANDWIDTH.get(mask & 0x3),

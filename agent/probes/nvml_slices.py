@@ -63,7 +63,7 @@ def processes(nvml: Any, handle: Any) -> list[list[int | None]]:
         if not devices:
             raise
         found = {}
-        for device in devices:
+        for _, device in devices:
             found.update(quiet(partial(_users, nvml, device)) or {})
     totals: dict[int, int | None] = {}
     for (pid, _, _), used in found.items():
@@ -97,13 +97,13 @@ def _listed(nvml: Any, handle: Any, call: str) -> Any:
         return getattr(nvml, f"{call}_v2")(handle)
 
 
-def _devices(nvml: Any, handle: Any) -> Iterator[Any]:
-    """Handles of MIG devices; numbers may have gaps."""
+def _devices(nvml: Any, handle: Any) -> Iterator[tuple[int, Any]]:
+    """Numbers and handles of MIG devices; numbers may have gaps."""
     count = quiet(lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
     for index in range(min(count, MAX_SLICES)):
         device = quiet(partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index))
         if device is not None:
-            yield device
+            yield index, device
 
 
 def slices(nvml: Any, handle: Any) -> list[dict[str, object]]:
@@ -112,9 +112,9 @@ def slices(nvml: Any, handle: Any) -> list[dict[str, object]]:
         return []
     found: list[dict[str, object]] = []
     for _ in range(LAYOUT_READS):
-        found = [_slice(nvml, device, at) for at, device in enumerate(_devices(nvml, handle))]
+        found = [_slice(nvml, device, at) for at, device in _devices(nvml, handle)]
         found = [device for device in found if device["uuid"] is not None]
-        now = [_uuid(nvml, device) for device in _devices(nvml, handle)]
+        now = [_uuid(nvml, device) for _, device in _devices(nvml, handle)]
         if now == [device["uuid"] for device in found]:
             break
     return found

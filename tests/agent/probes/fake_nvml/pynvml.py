@@ -258,7 +258,10 @@ def nvmlDeviceGetGpuFabricInfo(index: int, reference: object) -> None:
     told = _at("fabric", index, default)
     ctypes.memmove(info.clusterUuid, bytes.fromhex(told["uuid"].replace("-", "")), 16)
     info.state, info.status, info.cliqueId = told["state"], told["status"], told["clique"]
-    info.healthMask, info.healthSummary = told["mask"], told["summary"]
+    if isinstance(info, c_nvmlGpuFabricInfo_v2_t):
+        info.healthMask = told["mask"]
+    if isinstance(info, c_nvmlGpuFabricInfo_v3_t):
+        info.healthSummary = told["summary"]
 
 
 def nvmlDeviceGetGpuFabricInfoV(index: int, reference: object) -> None:
@@ -304,7 +307,7 @@ def nvmlDeviceGetAttributes(handle: str) -> Record:
         memorySizeMB=device.get("size", 9984),
         multiprocessorCount=16,
         gpuInstanceSliceCount=device.get("slices", 1),
-        computeInstanceSliceCount=device.get("parts", 1),
+        computeInstanceSliceCount=device.get("parts", device.get("slices", 1)),
     )
 
 
