@@ -129,6 +129,12 @@ def parse_reclaimable(text: str) -> int:
     return sum(stat.get(name, 0) for name in names)
 
 
+def parse_hierarchical(text: str) -> int | None:
+    """v1's word on the smallest limit of all groups above, also those a container cannot see."""
+    match = re.search(r"^hierarchical_memory_limit ([0-9]{1,20})$", text, re.MULTILINE)
+    return parse_limit(match[1]) if match else None
+
+
 def combine(levels: Iterable[Level], allowed_cpus: int | None = None) -> Limits:
     """The smallest of every limit on the path, and the least that any level still has to give."""
     limit: int | None = None
@@ -193,16 +199,18 @@ def _read_level(root: Root, directory: str, controller: str) -> Level:
         return root.read(f"{directory}/{name}", 65536)
 
     if controller == "memory":
-        hard = least(parse_limit(text("memory.max")), parse_limit(text("memory.limit_in_bytes")))
+        stat = text("memory.stat") or ""
+        v1 = least(parse_limit(text("memory.limit_in_bytes")), parse_hierarchical(stat))
+        hard = least(parse_limit(text("memory.max")), v1)
         # Above memory.high the kernel slows everything down so far that an engine is of no use.
         return Level(
             memory_limit=least(hard, parse_limit(text("memory.high"))),
             memory_used=values.whole(text("memory.current") or text("memory.usage_in_bytes")),
-            memory_reclaimable=parse_reclaimable(text("memory.stat") or ""),
+            memory_reclaimable=parse_reclaimable(stat),
         )
     if controller == "cpu":
-        v1 = _quota(values.whole(text("cpu.cfs_quota_us")), values.whole(text("cpu.cfs_period_us")))
-        return Level(cpu_quota=least(parse_cpu_max(text("cpu.max")), v1))
+        old = (values.whole(text(f"cpu.cfs_{part}_us")) for part in ("quota", "period"))
+        return Level(cpu_quota=least(parse_cpu_max(text("cpu.max")), _quota(*old)))
     names = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
     sets = [values.cpu_list(text(name)) for name in names]
     return Level(cpuset=next((len(cpus) for cpus in sets if cpus), None))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Statvfs = Callable[[str], os.statvfs_result]
 
 STATVFS_TIMEOUT_S: Final = 3.0
+SAME_FREE_MIB: Final = 1024
+"""How much may be written between asking two mounts of one disk."""
 MAX_DISKS: Final = 256
 """More filesystems than any machine has for weights; the rest of a runaway table is left out."""
 
@@ -45,20 +47,35 @@ def find(table: tuple[mounts.Mount, ...], weights: Iterable[str] = ()) -> tuple[
 
     A mount hidden by a later one on the same directory is not counted.
     """
+    return tuple(disk for disk, _ in _find(table, weights))
+
+
+def _find(
+    table: tuple[mounts.Mount, ...], weights: Iterable[str]
+) -> list[tuple[Disk, mounts.Mount]]:
     visible = tuple({mount.mount: mount for mount in table}.values())
-    holders = {mounts.identity(m) for path in weights if (m := mounts.holding(path, visible))}
+    # One device number is one filesystem, also where a filer gives its parts names of their own.
+    by_device: dict[str, tuple[str, str]] = {}
+    for mount in sorted(visible, key=_rank):
+        by_device.setdefault(mount.device, mounts.identity(mount))
+
+    def key(mount: mounts.Mount) -> tuple[str, str]:
+        return by_device[mount.device]
+
+    holders = {key(m) for path in weights if (m := mounts.holding(path, visible))}
     chosen: dict[tuple[str, str], mounts.Mount] = {}
     for mount in visible:
         if mounts.kind(mount) == "pseudo":
             continue
-        key = mounts.identity(mount)
-        if key not in chosen or _rank(mount) < _rank(chosen[key]):
-            chosen[key] = mount
-    disks = [
-        Disk(mount.mount, mount.fstype, mounts.kind(mount), holds_weights=key in holders)
-        for key, mount in chosen.items()
+        if mounts.within_another(mount) and mount.mount != "/" and key(mount) not in holders:
+            continue
+        if key(mount) not in chosen or _rank(mount) < _rank(chosen[key(mount)]):
+            chosen[key(mount)] = mount
+    found = [
+        (Disk(mount.mount, mount.fstype, mounts.kind(mount), holds_weights=name in holders), mount)
+        for name, mount in chosen.items()
     ]
-    return tuple(sorted(disks, key=lambda disk: disk.mount)[:MAX_DISKS])
+    return sorted(found, key=lambda pair: pair[0].mount)[:MAX_DISKS]
 
 
 def _rank(mount: mounts.Mount) -> tuple[bool, int, str]:
@@ -74,11 +91,18 @@ def merge_overlay(disks: Sequence[Disk]) -> tuple[Disk, ...]:
     top = next((d for d in disks if d.mount == "/" and d.filesystem in mounts.OVERLAYS), None)
     if top is None or top.total_mib is None:
         return tuple(disks)
+    free = top.free_mib or 0
     below = [
-        d for d in disks if d.kind == "local" and d is not top and d.total_mib == top.total_mib
+        (abs((disk.free_mib or 0) - free), disk.mount, disk)
+        for disk in disks
+        if disk.kind == "local" and disk is not top and disk.total_mib == top.total_mib
     ]
-    merged = replace(top, holds_weights=any(d.holds_weights for d in (top, *below)))
-    return tuple(merged if d is top else d for d in disks if d not in below)
+    # Machines have eight disks of one size: it lies on one of them, the one as full as it is.
+    distance, _, disk = min(below, default=(SAME_FREE_MIB + 1, "", top), key=lambda one: one[:2])
+    if distance > SAME_FREE_MIB:
+        return tuple(disks)
+    merged = replace(top, holds_weights=top.holds_weights or disk.holds_weights)
+    return tuple(merged if d is top else d for d in disks if d is not disk)
 
 
 async def read_disks(
@@ -90,27 +114,34 @@ async def read_disks(
     """
     text = await bounded(partial(root.read, "/proc/self/mountinfo"), key="mountinfo", timeout_s=3)
     places = await _real_paths(root, weights)
-    disks = list(find(mounts.parse_mountinfo(text or ""), places))
+    found = _find(mounts.parse_mountinfo(text or ""), places)
+    disks = [disk for disk, _ in found]
     if not root.live and statvfs is os.statvfs:
         return tuple(disks)
+    groups: dict[str, list[int]] = {}
+    for position, (disk, mount) in enumerate(found):
+        name = disk.mount if disk.kind == "local" else mounts.server(mount)
+        groups.setdefault(f"statvfs {name}", []).append(position)
 
-    async def fill(position: int) -> None:
-        disks[position] = await _with_space(disks[position], statvfs)
+    async def fill(key: str, positions: Sequence[int]) -> None:
+        # A dead filer is met once, not once a mount: each call that hangs holds a thread for ever.
+        for position in positions:
+            disks[position] = await _with_space(disks[position], key, statvfs)
 
     async with trio.open_nursery() as nursery:
-        for position in range(len(disks)):
-            nursery.start_soon(fill, position)
+        for key, positions in groups.items():
+            nursery.start_soon(fill, key, positions)
     return merge_overlay(disks)
 
 
-async def _with_space(disk: Disk, statvfs: Statvfs) -> Disk:
+async def _with_space(disk: Disk, key: str, statvfs: Statvfs) -> Disk:
     def ask() -> os.statvfs_result | None:
         try:
             return statvfs(disk.mount)
         except (OSError, ValueError):
             return None  # stale handle, no permission: unknown, and the others are asked still
 
-    space = await bounded(ask, key=f"statvfs {disk.mount}", timeout_s=STATVFS_TIMEOUT_S)
+    space = await bounded(ask, key=key, timeout_s=STATVFS_TIMEOUT_S)
     if space is None:
         return disk
     unit = space.f_frsize or space.f_bsize

@@ -26,6 +26,7 @@ PSEUDO_FUSE: Final = frozenset(f"fuse.{name}" for name in _PSEUDO_FUSE.split())
 IMAGES: Final = frozenset({"squashfs", "erofs", "iso9660", "udf", "cramfs"})
 OVERLAYS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
 MAX_MOUNTS: Final = 20_000
+MAX_TABLE: Final = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,10 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     Six fixed fields, any number of optional ones, a dash, then type, source and options.
     """
     found = []
-    for line in text.splitlines()[:MAX_MOUNTS]:
+    # Only a line feed ends a line: names may hold what Unicode calls a line separator.
+    for line in text[:MAX_TABLE].split("\n", MAX_MOUNTS)[:MAX_MOUNTS]:
         left, dash, right = line.partition(" - ")
-        fields, rest = left.split(" "), right.split(" ", 2)
+        fields, rest = [*filter(None, left.split(" "))], right.split(" ", 2)
         if not dash or len(fields) < 6 or len(rest) < 2 or not fields[4].startswith("/"):
             continue
         options = tuple(rest[2].split(",")) if len(rest) > 2 else ()
@@ -101,6 +103,17 @@ def identity(mount: Mount) -> tuple[str, str]:
     if fstype == "lustre":  # one filesystem, several servers and routes before the last ":/"
         return (fstype, mount.source.rsplit(":/", 1)[-1].split("/", 1)[0])
     return (fstype.replace("nfs4", "nfs"), mount.source)
+
+
+def within_another(mount: Mount) -> bool:
+    """Whether its space is part of another filesystem's (an image file) or of memory."""
+    return re.match(r"/dev/(loop|ram|zram)[0-9]", mount.source) is not None
+
+
+def server(mount: Mount) -> str:
+    """Who answers for a shared filesystem: the host of `host:/path`, else the whole source."""
+    match = re.match(r"(?://)?([^/\s]{1,255}?)(?::?/|$)", mount.source)
+    return f"{mount.fstype} {match[1] if match else mount.source[:255]}"
 
 
 def holding(path: str, table: tuple[Mount, ...]) -> Mount | None:

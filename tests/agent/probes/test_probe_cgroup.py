@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from agent.probes import cgroup
 from agent.probes.cgroup import Level, Limits
 from agent.probes.host import Memory
@@ -95,6 +98,57 @@ def test_E13_outside_the_mounted_tree_the_mount_is_what_limits(machine):
     assert cgroup.read_limits(machine(V2 | files)).memory_limit == GIB
 
 
+def test_E13_v1_limit_of_a_group_the_container_cannot_see(machine):
+    root = machine(
+        V1
+        | {
+            f"{TOP}/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            f"{TOP}/memory/memory.usage_in_bytes": f"{2 * GIB}\n",
+            f"{TOP}/memory/memory.stat": f"cache 1\nhierarchical_memory_limit {8 * GIB}\n",
+        }
+    )
+    assert cgroup.read_limits(root) == Limits(8 * GIB, 6 * GIB, None)
+    assert cgroup.parse_hierarchical("hierarchical_memory_limit 9223372036854771712") is None
+
+
+def test_E13_controllers_that_are_not_switched_on_limit_nothing(machine):
+    files = {"/proc/self/cgroup": "0::/box\n", f"{TOP}/box/cgroup.controllers": "pids\n"}
+    assert cgroup.read_limits(machine(V2 | files)) == Limits()
+
+
+def test_E13_cpuset_smaller_than_the_quota_wins_and_the_other_way_round(machine):
+    files = V2 | {"/proc/self/cgroup": "0::/box\n", f"{TOP}/box/cpu.max": "800000 100000\n"}
+    few = machine(files | {f"{TOP}/box/cpuset.cpus.effective": "0-3\n"})
+    assert cgroup.read_limits(few).cpus == 4.0
+    many = machine(files | {f"{TOP}/box/cpuset.cpus.effective": "0-63\n"})
+    assert cgroup.read_limits(many).cpus == 8.0
+
+
+def test_E13_memory_high_is_a_limit_and_swap_is_none(machine):
+    root = machine(
+        V2
+        | {
+            "/proc/self/cgroup": "0::/box\n",
+            f"{TOP}/box/memory.max": f"{16 * GIB}\n",
+            f"{TOP}/box/memory.high": f"{12 * GIB}\n",
+            f"{TOP}/box/memory.swap.max": f"{1 * GIB}\n",
+            f"{TOP}/box/memory.swap.current": f"{1 * GIB}\n",
+            f"{TOP}/box/memory.current": f"{5 * GIB}\n",
+        }
+    )
+    assert cgroup.read_limits(root) == Limits(12 * GIB, 7 * GIB, None)
+
+
+def test_E13_namespace_hides_what_is_above_but_not_our_own_group(machine):
+    # Inside a namespace the path is `/` and the mount shows our group as its root.
+    files = {"/proc/self/cgroup": "0::/\n", f"{TOP}/memory.max": f"{3 * GIB}\n"}
+    assert cgroup.read_limits(machine(V2 | files)).memory_limit == 3 * GIB
+    # The host's tree mounted beside it says nothing of us.
+    host = "32 23 0:28 /../.. /host/cgroup rw - cgroup2 cgroup2 rw\n"
+    both = {"/proc/self/mountinfo": V2["/proc/self/mountinfo"] + host}
+    assert cgroup.read_limits(machine(V2 | both | files)).memory_limit == 3 * GIB
+
+
 def test_E14_page_cache_is_not_used_memory():
     # 20 GiB of weights were read: the group looks full, yet all but 1 GiB can be had again.
     level = Level(memory_limit=24 * GIB, memory_used=21 * GIB, memory_reclaimable=20 * GIB)
@@ -123,6 +177,16 @@ def test_available_is_the_least_of_all_levels():
     inner = Level(memory_limit=10 * GIB, memory_used=1 * GIB)
     outer = Level(memory_limit=16 * GIB, memory_used=14 * GIB)
     assert cgroup.combine([inner, outer]) == Limits(10 * GIB, 2 * GIB, None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=80))
+def test_any_text_never_raises(text):
+    cgroup.parse_membership(text)
+    cgroup.parse_limit(text)
+    cgroup.parse_cpu_max(text)
+    cgroup.parse_reclaimable(text)
+    cgroup.parse_hierarchical(f"hierarchical_memory_limit {text}")
 
 
 def test_this_machine():

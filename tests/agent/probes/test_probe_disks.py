@@ -63,6 +63,51 @@ def test_hidden_mount_is_not_counted():
     assert [disk.filesystem for disk in disks.find(table(*lines))] == ["xfs"]
 
 
+def test_parts_of_one_filer_on_one_device_are_one_filesystem():
+    found = disks.find(
+        table(
+            "1 0 0:42 / /home rw - nfs4 filer:/home rw",
+            "2 0 0:42 /ann /home/ann rw - nfs4 filer:/home/ann rw",
+            "3 0 0:43 / /home2 rw - nfs filer:/home rw",
+            "4 0 0:44 / /net rw - autofs /etc/auto.net rw,fd=6",
+            "5 0 0:45 / /misc rw - autofs systemd-1 rw",
+        ),
+        ["/home/ann/hub"],
+    )
+    assert [(disk.mount, disk.holds_weights) for disk in found] == [("/home", True)]
+
+
+def test_image_files_are_part_of_the_disk_they_lie_on():
+    lines = (
+        "1 0 8:1 / / rw - ext4 /dev/a rw",
+        "2 0 7:1 / /snap/core/1 ro - squashfs /dev/loop1 ro",
+        "3 0 7:2 / /mnt/image rw - ext4 /dev/loop2 rw",
+        "4 0 7:3 / /weights rw - ext4 /dev/loop3 rw",
+    )
+    found = disks.find(table(*lines), ["/weights"])
+    assert [(disk.mount, disk.holds_weights) for disk in found] == [
+        ("/", False),
+        ("/weights", True),
+    ]
+
+
+def test_blanks_and_odd_line_ends_cost_no_line():
+    lines = ("1 1 8:2 /  /a rw shared:8 - ext4 /dev/a rw", "2 0 8:3 / /b\u2028c rw - xfs /dev/b rw")
+    assert [mount.mount for mount in table(*lines)] == ["/a", "/b\u2028c"]
+
+
+def test_servers():
+    names = ("filer:/x", "//smb/x", "a@o2ib:b@o2ib:/s", "JuiceFS:m", "[fd00::1]:/x")
+    found = [mounts.server(mounts.Mount("", "/", "/", "t", name, ())) for name in names]
+    assert found == [
+        "t filer",
+        "t smb",
+        "t a@o2ib:b@o2ib",
+        "t JuiceFS:m",
+        "t [fd00::1]",
+    ]
+
+
 def test_unknown_types_by_their_source():
     kinds = [
         mounts.kind(mount)
@@ -96,6 +141,14 @@ def test_container_root_and_its_disk_count_once():
     )
 
 
+def test_container_root_takes_away_one_of_several_equal_disks():
+    data = [Disk(f"/data{n}", "xfs", "local", 100_000, 90_000) for n in range(3)]
+    etc = Disk("/etc/hosts", "xfs", "local", 100_000, 40_010)
+    top = Disk("/", "overlay", "local", 100_000, 40_000)
+    assert disks.merge_overlay([top, *data, etc]) == (top, *data)
+    assert disks.merge_overlay([top, *data]) == (top, *data)
+
+
 @pytest.mark.slow
 async def test_dead_filer_costs_only_its_own_space(machine, monkeypatch):
     monkeypatch.setattr(disks, "STATVFS_TIMEOUT_S", 0.2)
@@ -121,6 +174,26 @@ async def test_dead_filer_costs_only_its_own_space(machine, monkeypatch):
         sizes = {disk.mount: disk.free_mib for disk in found}
         assert sizes == {"/": 400, "/dead": None, "/stale": None}
     release.set()
+
+
+@pytest.mark.slow
+async def test_dead_filer_with_many_mounts_holds_one_thread(machine, monkeypatch):
+    monkeypatch.setattr(disks, "STATVFS_TIMEOUT_S", 0.2)
+    lines = [f"{n} 0 0:{n} / /dead{n} rw - nfs4 deadfiler:/x{n} rw" for n in range(40)]
+    lines += ["98 0 8:1 / / rw - ext4 /dev/a rw", "99 0 0:99 / /live rw - nfs4 livefiler:/x rw"]
+    root = machine({"/proc/self/mountinfo": "\n".join(lines)})
+    release, asked = threading.Event(), []
+
+    def statvfs(path: str) -> os.statvfs_result:
+        asked.append(path)
+        if path.startswith("/dead"):
+            release.wait(30)
+        return space(1000, 400)
+
+    found = await disks.read_disks(root, statvfs=statvfs)
+    release.set()
+    assert {disk.mount for disk in found if disk.free_mib == 400} == {"/", "/live"}
+    assert sum(path.startswith("/dead") for path in asked) == 1
 
 
 async def test_this_machine():
