@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from agent.health import Finding
 from agent.probes.card import Gpus
 from agent.probes.cgroup import Limits
-from agent.probes.disks import Disk
 from agent.probes.domain import Domain
-from agent.probes.engines import Engine
 from agent.probes.host import Host, Memory
 from agent.probes.ib import Ports
-from agent.probes.imex import Imex
 from agent.probes.pci import Pci
-from agent.probes.services import Service
-from agent.probes.topo import P2P
+
+if TYPE_CHECKING:
+    from agent.health import Finding
+    from agent.probes.disks import Disk
+    from agent.probes.engines import Engine
+    from agent.probes.imex import Imex
+    from agent.probes.services import Service
+    from agent.probes.topo import P2P
 
 NVIDIA_SERVICES = ("nvidia-fabricmanager", "nvidia-imex", "nvidia-persistenced")
 
