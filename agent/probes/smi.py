@@ -77,7 +77,6 @@ _HINTS: Final = (
     ("power cables", 8, "check the external power cables of the cards"),
     ("interrupt", 10, "the kernel has an interrupt problem with a card: see `dmesg`"),
 )
-plannable = smi_card.plannable
 _GOOD: Final = frozenset({0, 14})
 """14 only warns that a card's infoROM is corrupted."""
 
@@ -108,7 +107,7 @@ def parse(text: str, stderr: str = "", *, cut: bool = False, option: str = "-q -
 def _lost_cards(text: str) -> dict[str, Gpu]:
     """Cards that an error line names, by address."""
     found = {}
-    for match in islice(_LOST.finditer(text), smi_tree.MAX_CARDS):
+    for match in islice(_LOST.finditer(text[: smi_tree.MAX_CHARS]), smi_tree.MAX_CARDS):
         address, message = values.pci_bus_id(match[1]), match[2].strip().rstrip(".")
         before = text[max(0, match.start() - 16) : match.start()]
         said = any(word in message.lower() for word in _LOST_WORDS)

@@ -261,7 +261,7 @@ def _processes(tree: Tree) -> tuple[Process, ...] | None:
     """
     listed = tree.get("processes")
     if not isinstance(listed, list):
-        return () if listed is not None and listed in {"", "None"} else None
+        return () if isinstance(listed, str) and listed in {"", "None"} else None
     memory: dict[Key, dict[str | None, int | None]] = defaultdict(dict)
     for process in listed:
         pid, used = (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Tree: TypeAlias = "dict[str, str | Tree | list[Tree]]"
 
-MAX_CHARS: Final = 16 * 2**20
+MAX_CHARS: Final = 8 * 2**20
 """What is read of one document: 16 cards with all their supported clocks are below 2 MiB."""
 MAX_CARDS: Final = 256
 MAX_GROUP: Final = 4096
@@ -30,6 +30,8 @@ MAX_FIELDS: Final = 300_000
 MAX_DEPTH: Final = 32
 MAX_LEAF: Final = 1000
 """Characters kept of one value."""
+MAX_LINE: Final = 4096
+"""A longer line is no field of a card."""
 BEGIN: Final = "<nvidia_smi_log"
 END: Final = "</nvidia_smi_log>"
 
@@ -39,7 +41,7 @@ _CARD: Final = re.compile(
 _CARD_LINE: Final = re.compile(rf"^[ \t]{{0,40}}{_CARD.pattern}[ \t\r]{{0,40}}$", re.MULTILINE)
 _SECTION: Final = re.compile(r"[A-Za-z][A-Za-z0-9 ()./_+-]{0,63}")
 _OTHER: Final = re.compile(r"[^a-z0-9]+")
-_AMPERSAND: Final = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});)")
+_ESCAPE: Final = re.compile(r"&amp;((?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});)")
 
 
 @dataclass(slots=True)
@@ -71,6 +73,8 @@ def read(text: str, *, cut: bool = False) -> Document | None:
     end = text.find(END, begin) if begin >= 0 else -1
     whole = text[max(begin, 0) : end + len(END) if end >= 0 else len(text)]
     document = (_read_xml if begin >= 0 else _read_text)(values.plain(whole[:MAX_CHARS]))
+    if begin < 0 and cut and document.error is None:
+        document.error = "the output is cut off"
     if len(whole) > MAX_CHARS:
         document.error = f"more than {MAX_CHARS} characters; the rest was not read"
     return document
@@ -84,11 +88,11 @@ def _read_xml(text: str) -> Document:
     parser = ET.XMLParser(target=builder)  # noqa: S314 - no entity can be declared, see above
     error = None
     try:
-        parser.feed(_AMPERSAND.sub("&amp;", text))
+        parser.feed(_ESCAPE.sub(r"&\1", text.replace("&", "&amp;")))
     except (ET.ParseError, ValueError, _Refused) as broken:
         error = f"not readable: {str(broken)[:100]}"
     if error is None and not builder.closed:
-        error = "not readable: the document is cut off"
+        error = "the document is cut off"
     return Document(builder.top, builder.cards, error)
 
 
@@ -121,22 +125,28 @@ class _Builder:
             return
         key, parent = name(tag), self._open[-1]
         if key == "gpu" and len(self._open) == 1:
-            if len(self.cards) < MAX_CARDS:
-                self.cards.append(node)
+            _add_card(self.cards, node)
         elif key in {"mig_device", "process_info"}:
             _append(parent, key, node)
         elif key not in parent:
-            self._count()
+            self._fields = _count(self._fields)
             parent[key] = _only_list(node) or node or "".join(self._text).strip()[:MAX_LEAF]
         self._text.clear()
 
     def close(self) -> None:
         """The parser's last call; what has been built stands."""
 
-    def _count(self) -> None:
-        self._fields += 1
-        if self._fields > MAX_FIELDS:
-            raise _Refused(f"more than {MAX_FIELDS} fields")
+
+def _count(fields: int) -> int:
+    if fields >= MAX_FIELDS:
+        raise _Refused(f"more than {MAX_FIELDS} fields")
+    return fields + 1
+
+
+def _add_card(cards: list[Tree], card: Tree) -> None:
+    if len(cards) >= MAX_CARDS:
+        raise _Refused(f"more than {MAX_CARDS} cards")
+    cards.append(card)
 
 
 def _append(parent: Tree, key: str, item: Tree) -> None:
@@ -156,12 +166,14 @@ def _only_list(node: Tree) -> list[Tree] | None:
 
 def _read_text(text: str) -> Document:
     outline = _Outline()
-    for line in io.StringIO(text):
-        if line.strip() and len(line) < 4096:
-            outline.take(line)
-        if outline.fields > MAX_FIELDS:
-            return Document(outline.top, outline.cards, f"more than {MAX_FIELDS} fields")
-    return Document(outline.top, outline.cards, _missing_cards(outline))
+    error = None
+    try:
+        for line in io.StringIO(text):
+            if line.strip() and len(line) < MAX_LINE:
+                outline.take(line)
+    except _Refused as refused:
+        error = f"not readable: {refused}"
+    return Document(outline.top, outline.cards, error or _missing_cards(outline))
 
 
 def _missing_cards(outline: _Outline) -> str | None:
@@ -192,7 +204,7 @@ class _Outline:
     def __init__(self) -> None:
         self.top: Tree = {}
         self.cards: list[Tree] = []
-        self.fields = 0
+        self._fields = 0
         self._open = [_Open(-1, self.top)]
 
     def take(self, line: str) -> None:
@@ -201,8 +213,7 @@ class _Outline:
         if bare.startswith("GPU") and (card := _CARD.fullmatch(bare)):
             node: Tree = {"id": card[1]}
             self._open = [_Open(indent, node)]
-            if len(self.cards) < MAX_CARDS:
-                self.cards.append(node)
+            _add_card(self.cards, node)
             return
         if indent <= self._open[0].indent:
             return  # what some wrapper prints in between belongs to no card
@@ -220,7 +231,7 @@ class _Outline:
             last.node = {}  # a process has no head line: the next one begins with the first key
             last.group.append(last.node)
         if key not in last.node:
-            self.fields += 1
+            self._fields = _count(self._fields)
             last.node[key] = value[:MAX_LEAF]
 
     def _section(self, key: str, indent: int) -> None:
@@ -237,5 +248,5 @@ class _Outline:
             parent[key] = opened.group
         else:
             parent[key] = node
-        self.fields += 1
+        self._fields = _count(self._fields)
         self._open.append(opened)

@@ -1,12 +1,13 @@
-"""nvidia-smi's XML of many drivers: spellings, classes, and what stands in its place."""
+"""nvidia-smi asked and read: spellings, classes, lost cards, and what stands in their place."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from agent.probes import card, gpus, inventory, smi, values
-from agent.probes import card as card_values
-from agent.probes.card import Ecc, Repair
+from agent.probes.card import Ecc, Process, Repair
 from agent.probes.inventory import ProbeConfig
 
 CARD = """<?xml version="1.0" ?>
@@ -60,7 +61,7 @@ def test_card_of_a_new_driver():
     assert (found.memory_mib, found.memory_used_mib) == (143165, 900)
     assert (found.utilization_percent, found.temperature_c, found.power_w) == (36, 30, 76.1)
     assert found.pci_bus_id == "000f:01:00.0"
-    assert found.processes == (card_values.Process(77, 520),)
+    assert found.processes == (Process(77, 520),)
     assert not found.problems
 
 
@@ -163,3 +164,129 @@ async def test_tool_that_fails_says_why(machine):
     assert facts.gpus is None, "no answer is not the word that all cards are gone"
     [warning] = facts.host["warnings"]
     assert "nvidia-smi -q -x: Failed to initialize NVML: Unknown Error; in a container" in warning
+
+
+async def test_error_beside_good_output_is_no_error(machine):
+    text = CARD.format(**GOOD)
+    root = machine({"/out": text}, {"nvidia-smi": f"cat <<'X'\n{text}\nX\nexit 14"})
+    found = await smi.read(root, 5)
+    assert (len(found.cards), found.error, found.source) == (1, None, "nvidia-smi")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "next_step"),
+    [
+        (18, "Failed to initialize NVML: Driver/library version mismatch", "reload its kernel"),
+        (9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+         "modprobe nvidia"),
+        (3, "Something this driver says", "installed whole"),
+        (4, "Something this driver says", "may open /dev/nvidia"),
+        (6, "No devices were found", "`lspci`"),
+        (15, "Something this driver says", "Xid 79"),
+        (255, "Failed to initialize NVML: Unknown Error", "restart the container"),
+        (1, "Something else", None),
+    ],
+)  # fmt: skip
+async def test_E10_E11_reason_of_a_refusal_says_what_to_do_next(machine, code, said, next_step):
+    found = await smi.read(machine({}, {"nvidia-smi": f'echo "{said}"; exit {code}'}), 5)
+    assert found.cards == ()
+    assert found.error.startswith(f"nvidia-smi -q -x: {said}")
+    assert (next_step or "") in found.error
+    assert (";" in found.error) == (next_step is not None)
+
+
+async def test_E10_driver_that_works_again_is_read_again(machine):
+    tool = {"nvidia-smi": 'echo "Driver/library version mismatch"; exit 18'}
+    assert (await smi.read(machine({}, tool), 5)).error
+    tool = {"nvidia-smi": f"cat <<'X'\n{CARD.format(**GOOD)}\nX"}
+    assert (await smi.read(machine({}, tool), 5)).driver_version == "610.57.04"
+
+
+async def test_hanging_tool_is_not_asked_a_second_time(machine):
+    script = 'echo "$*" >> "$(dirname "$0")/asked"; exec sleep 60'
+    root = machine({}, {"nvidia-smi": script})
+    found = await smi.read(root, 0.3)
+    assert "no answer within 0.3 s" in found.error
+    assert Path(root.path, "asked").read_text() == "-q -x\n"
+
+
+TEXT = """GPU 0000000F:01:00.0
+    Product Name : {name}
+    Addressing Mode : {mode}
+    FB Memory Usage
+        Total : {total}
+        Used : {total}
+    GPU Power Readings
+        Current Power Limit : N/A
+    Temperature
+        GPU Current Temp : 51 C
+"""
+
+
+async def test_text_where_the_xml_is_broken(machine):
+    text = TEXT.format(name="NVIDIA H200", mode="None", total="143771 MiB")
+    broken = CARD.format(**GOOD).replace("</processes>", "<weird & name>")
+    script = f'if [ "$*" = "-q -x" ]; then cat <<\'X\'\n{broken}\nX\n'
+    script += f"else cat <<'X'\n{text}\nX\nfi"
+    found = await smi.read(machine({}, {"nvidia-smi": script}), 5)
+    assert (found.error, found.cards[0].memory_mib) == (None, 143771)
+
+
+@pytest.mark.parametrize("total", ["N/A", "Not Supported", "[N/A]", "122570 MiB", ""])
+@pytest.mark.parametrize("name", ["NVIDIA GB10", "NVIDIA Thor", "Orin (nvgpu)", "Tegra X1"])
+def test_E02_part_without_memory_of_its_own(name, total):
+    """Some drivers print the host's memory for it: both must give the same card."""
+    [found] = smi.parse(TEXT.format(name=name, mode="ATS", total=total)).cards
+    assert (found.memory_kind, found.memory_mib, found.memory_used_mib) == ("unified", None, None)
+    assert (found.pci_bus_id, found.temperature_c) == ("000f:01:00.0", 51)
+    assert (found.power_limit_w, found.problems) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("mode", "total", "kind"),
+    [
+        ("ATS", "97871 MiB", "coherent"),
+        ("HMM", "97871 MiB", "dedicated"),
+        ("None", "97871 MiB", "dedicated"),
+        ("ATS", "N/A", None),
+        ("None", "[Insufficient Permissions]", None),
+    ],
+)
+def test_kind_of_memory(mode, total, kind):
+    [found] = smi.parse(TEXT.format(name="NVIDIA GH200 480GB", mode=mode, total=total)).cards
+    assert found.memory_kind == kind
+
+
+LOST = "Unable to determine the device handle for "
+
+
+@pytest.mark.parametrize(
+    ("line", "address"),
+    [
+        (f"{LOST}GPU0000:91:00.0: Unknown Error", "0000:91:00.0"),
+        (f"{LOST}GPU 0000:01:00.0: GPU is lost.  Reboot the system", "0000:01:00.0"),
+        (f"{LOST}GPU1: 0000:23:00.0: Unknown Error\nNo devices were found", "0000:23:00.0"),
+        (f"{LOST}GPU 00020000:23:00.0: GPU requires reset", "20000:23:00.0"),
+        ("GPU 00000000:3B:00.0: GPU is lost", "0000:3b:00.0"),
+    ],
+)
+@pytest.mark.parametrize("place", ["alone", "before", "after", "stderr"])
+def test_E07_lost_cards_of_all_wordings(line, address, place):
+    document = "" if place == "alone" else CARD.format(**GOOD)
+    text = f"{line}\n{document}" if place == "before" else f"{document}\n{line}"
+    found = smi.parse(document, line) if place == "stderr" else smi.parse(text)
+    [lost] = [card for card in found.cards if card.problems]
+    assert lost.pci_bus_id == address
+    assert lost.problems[0].startswith("lost: nvidia-smi says")
+    assert len(found.cards) == 1 + bool(document)
+    assert found.error is None or not document
+
+
+def test_E07_line_about_a_card_that_is_shown_goes_to_that_card():
+    found = smi.parse(CARD.format(**GOOD), f"{LOST}GPU000F:01:00.0: Unknown Error")
+    assert [card.problems for card in found.cards] == [("lost: nvidia-smi says 'Unknown Error'",)]
+
+
+def test_E07_card_whose_values_are_all_lost():
+    found = gpu(total="GPU is lost", used="GPU is lost", util="GPU is lost")
+    assert [problem[:4] for problem in found.problems] == ["lost", "lost"]

@@ -24,6 +24,9 @@ PARSERS = [
     cgroup.parse_cpu_max,
     cgroup.parse_reclaimable,
     smi.parse,
+    lambda text: smi.parse(f"GPU 0000:01:00.0\n{text}", text, cut=True),
+    smi.parse_list,
+    values.plain,
     gpus.gpu_class,
     lambda text: gpus.parse_kernel_gpu(text, text),
     engines.parse_llama_version,
@@ -101,7 +104,7 @@ FACT = st.dictionaries(
 def test_a_child_may_print_anything(facts, noise):
     answers = nvml.Answers()
     answers.take("\n".join([*(json.dumps(fact) for fact in facts), noise]))
-    for card in nvml.gpus(answers).cards:
+    for card in nvml.gpus(answers, loaded=True).cards:
         assert card.memory_mib is None or card.memory_mib > 0
 
 
