@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def build(discovery: Discovery, hosts: Mapping[str, HostPort]) -> Graph:
-    """The graph of a scan. `hosts`: port or node GUID -> what agents reported under it."""
+    """The graph of a scan. `hosts`: port or node GUID -> what agents reported under it.
+
+    Give both GUIDs of each port: an adapter without a cable is known by its node GUID only.
+    """
     devices = {device.guid: device for device in discovery.devices}
     sharp = {device.guid for device in discovery.devices if names.is_aggregation(device)}
     adapters = [d for d in discovery.devices if d.kind == "ca" and d.guid not in sharp]

@@ -63,7 +63,7 @@ _REPORT: Final = re.compile(
 _REPORT_PEER: Final = re.compile(
     rf"\s+-\s+(CA|SW|RT)\s+([0-9]{{1,6}})\s+([0-9]{{1,5}})\s+0x{_ALL_HEX}\s*(?:\((.*)\))?"
 )
-_WHOLE_NAME: Final = re.compile(r"\s*(?:'.*'|(?!- )[^'].*)?$")
+_WHOLE_NAME: Final = re.compile(r"\s*(?:'.*'|(?!- )[^'\s].*)?$")
 """Behind a port without a cable: a name in quotes, one without, or none."""
 _LID: Final = re.compile(r"\blid ([0-9]{1,6})\b")
 _CHASSIS: Final = re.compile(r"# Chassis ([0-9]{1,6})")

@@ -150,7 +150,7 @@ def _claimed_twice(adapters: Iterable[Device]) -> dict[tuple[str, str, int], int
     for device in adapters:
         host, hca = host_and_hca(device.description)
         if host is not None:
-            numbers = {port.number for port in device.ports} or {0}
+            numbers = {port.number for port in device.ports} or {1}
             claims.update((host, hca or "", number) for number in numbers)
     return {claim: count for claim, count in claims.items() if count > 1}
 
