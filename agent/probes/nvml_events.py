@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
@@ -21,7 +21,7 @@ from agent.probes.nvml_facts import parse
 from agent.probes.root import kill, stuck_processes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
 CHILD: Final = (sys.executable, "-m", "agent.probes.nvml_child", "--events")
 SILENCE_S: Final = 60.0
@@ -31,6 +31,8 @@ RESTART_MAX_S: Final = 600.0
 """Between starts: doubled after each that watched nothing, as on a machine without GPUs."""
 MAX_LINE: Final = 64 * 1024
 MAX_XID: Final = 2**31
+ENDS: Final = ("error", "absent", "unsupported")
+"""What a child says before it ends."""
 log = structlog.get_logger()
 
 
@@ -57,7 +59,7 @@ async def xid_events(
     async with send:
         while True:
             try:
-                watched, why = await _run(child, silence_s, send)
+                watched, why = await watch(child, silence_s, send)
             except trio.BrokenResourceError:
                 return
             wait_s = restart_s if watched else min(2 * wait_s, RESTART_MAX_S)
@@ -65,7 +67,7 @@ async def xid_events(
             await trio.sleep(wait_s)
 
 
-async def _run(
+async def watch(
     child: Sequence[str], silence_s: float, send: trio.MemorySendChannel[Xid]
 ) -> tuple[bool, str]:
     """One life of the child: whether it watched any card, and why it ended."""
@@ -85,11 +87,12 @@ async def _run(
     assert process.stdout is not None
     watched, why = False, "the child ended or fell silent"
     try:
-        async for fact in _facts(process.stdout, silence_s):
-            watched = watched or "watching" in fact
-            why = str(next((fact[k] for k in ("error", "absent", "unsupported") if k in fact), why))
-            if (event := xid(fact)) is not None:
-                await send.send(event)
+        async with aclosing(_facts(process.stdout, silence_s)) as facts:
+            async for fact in facts:
+                watched = watched or "watching" in fact
+                why = str(next((fact[word] for word in ENDS if word in fact), why))
+                if (event := xid(fact)) is not None:
+                    await send.send(event)
     finally:
         await kill(process)
         with trio.CancelScope(shield=True):
@@ -97,7 +100,9 @@ async def _run(
     return watched, why
 
 
-async def _facts(stream: trio.abc.ReceiveStream, silence_s: float) -> AsyncIterator[dict[str, Any]]:
+async def _facts(
+    stream: trio.abc.ReceiveStream, silence_s: float
+) -> AsyncGenerator[dict[str, Any], None]:
     """Lines as objects, until the end, silence, or a line without an end."""
     rest = b""
     while len(rest) < MAX_LINE:
