@@ -26,6 +26,8 @@ N = TypeVar("N", int, float)
 V1_UNLIMITED: Final = 2**62
 """v1 writes "no limit" as a page-rounded 2**63; nobody has a limit of 4 EiB."""
 MAX_DEPTH: Final = 64
+MAX_TEXT: Final = 65536
+_STAT: Final = re.compile(r"^(\w+) ([0-9]{1,19})$", re.MULTILINE)
 CONTROLLERS: Final = ("memory", "cpu", "cpuset")
 
 
@@ -60,7 +62,7 @@ class Membership:
 def parse_membership(text: str) -> tuple[Membership, ...]:
     """/proc/self/cgroup: `9:name=systemd:/`, `4:memory:/docker/ab`, `0::/user.slice`."""
     found = []
-    for line in text.splitlines():
+    for line in text[:MAX_TEXT].splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3 and parts[2].startswith("/"):
             found.append(Membership(frozenset(filter(None, parts[1].split(","))), parts[2]))
@@ -122,7 +124,7 @@ def parse_reclaimable(text: str) -> int:
 
     v1 counts children under `total_` names; they are wanted there. tmpfs is in neither.
     """
-    stat = {key: int(n) for key, n in re.findall(r"^(\w+) ([0-9]{1,19})$", text, re.MULTILINE)}
+    stat = {key: int(n) for key, n in _STAT.findall(text[:MAX_TEXT])}
     if "total_inactive_file" in stat:
         return stat["total_inactive_file"] + stat.get("total_active_file", 0)
     names = ("inactive_file", "active_file", "slab_reclaimable")
@@ -131,7 +133,7 @@ def parse_reclaimable(text: str) -> int:
 
 def parse_hierarchical(text: str) -> int | None:
     """v1's word on the smallest limit of all groups above, also those a container cannot see."""
-    match = re.search(r"^hierarchical_memory_limit ([0-9]{1,20})$", text, re.MULTILINE)
+    match = re.search(r"^hierarchical_memory_limit ([0-9]{1,20})$", text[:MAX_TEXT], re.MULTILINE)
     return parse_limit(match[1]) if match else None
 
 

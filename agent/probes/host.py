@@ -190,7 +190,7 @@ def parse_os_release(text: str) -> str | None:
 
 def parse_loadavg(text: str) -> tuple[float, float, float] | None:
     """Load over 1, 5 and 15 minutes."""
-    match = re.match(r"\s*([0-9]+\.[0-9]+) ([0-9]+\.[0-9]+) ([0-9]+\.[0-9]+)\b", text)
+    match = re.match(r"\s*([0-9]+\.[0-9]+) ([0-9]+\.[0-9]+) ([0-9]+\.[0-9]+)\b", text[:256])
     return (float(match[1]), float(match[2]), float(match[3])) if match else None
 
 
