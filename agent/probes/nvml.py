@@ -15,9 +15,9 @@ import trio
 
 import agent
 from agent.probes import nvml_card, values
-from agent.probes.card import Gpus
+from agent.probes.card import Gpu, Gpus
 from agent.probes.conversation import Conversation
-from agent.probes.nvml_facts import Answers, parse
+from agent.probes.nvml_facts import MAX_GPUS, Answers, parse
 from agent.probes.nvml_links import with_paths
 from agent.probes.nvml_trouble import explain
 from agent.probes.root import bounded
@@ -44,7 +44,9 @@ def gpus(answers: Answers, *, loaded: bool) -> Gpus:
     why = explain(answers, loaded=loaded)
     out_of_reach = why is not None and answers.error is None
     indices = () if out_of_reach else sorted(answers.facts)
-    cards = tuple(nvml_card.card(index, answers) for index in indices)
+    cards = [nvml_card.card(index, answers) for index in indices]
+    if cards and not answers.ended:
+        cards += _not_reached(answers, why)
     return Gpus(
         cards=with_paths(cards, answers.levels),
         driver_version=values.version(answers.driver),
@@ -52,6 +54,13 @@ def gpus(answers: Answers, *, loaded: bool) -> Gpus:
         error="; ".join(([why] if why else []) + answers.notes) or None,
         source="nvml" if cards else None,
     )
+
+
+def _not_reached(answers: Answers, why: str | None) -> list[Gpu]:
+    """Cards that the driver counts and nobody came to ask: they are not lost."""
+    left = set(range(min(answers.count or 0, MAX_GPUS))) - answers.facts.keys()
+    problem = f"unreachable: not asked: {why or 'NVML ended before'}"
+    return [Gpu(index=index, problems=(problem,)) for index in sorted(left)]
 
 
 async def read(
@@ -82,6 +91,8 @@ async def read(
         answers.take(result.stdout)
         if answers.ended or answers.absent or answers.error or not _blame(answers, result):
             break
+    else:
+        answers.error = f"not all GPUs asked: the probe ended early {MAX_RUNS} times"
     if isinstance(child, Conversation) and (answers.absent or answers.error or answers.stale):
         await child.end()  # after a driver upgrade only a new process loads the right library
     loaded = await bounded(lambda: root.exists(LOADED), key="driver version", timeout_s=2)

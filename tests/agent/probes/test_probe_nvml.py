@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 import trio
 
-from agent.probes import inventory, nvml
+from agent.probes import gpus, inventory, nvml
 from agent.probes.card import Clocks, Ecc, Fabric, Gpu, Gpus, Pcie, Repair
 from agent.probes.nvml_facts import ASIDE
 from agent.probes.nvml_fields import FAST, SLOW
@@ -152,6 +152,20 @@ async def test_E07_many_hanging_cards_stay_within_the_deadline():
             Root(), child=child(count=8, hang=hang), run_timeout_s=0.7, timeout_s=2.0
         )
     assert found.error == "NVML: not all GPUs answered within 2 s"
+    assert len(found.cards) == 8
+    assert "hung" in found.cards[0].problems[0]
+    assert found.cards[7].problems == (f"unreachable: not asked: {found.error}",)
+
+
+@pytest.mark.slow
+async def test_E07_crashes_without_end_are_told(machine):
+    crash = {str(index): "memory" for index in range(10)}
+    root = machine(kernel_list(*range(10)))
+    found = await inventory.read_gpus(root, child=child(count=10, crash=crash))
+    assert found.error == "NVML: not all GPUs asked: the probe ended early 8 times"
+    assert len(found.cards) == 10
+    assert not any("lost" in problem for card in found.cards for problem in card.problems)
+    assert found.cards[9].uuid == uuid(9), "named by the kernel"
 
 
 async def test_E07_lost_card_is_named_by_the_kernel(machine):
@@ -214,12 +228,11 @@ async def test_missing_library_is_no_error():
     assert (found, works) == (Gpus(), False)
 
 
-async def test_E07_card_without_any_name_is_told_as_the_reason(machine):
+async def test_E07_card_without_any_name_is_kept_with_its_number(machine):
     lost = child(count=2, fail={"1": {"*": 15}})
-    reports, error = await inventory.gpu_facts(machine({}), child=lost)
-    assert len(reports) == 1
-    assert "GPU 1 has neither UUID nor address" in error
-    assert "GPU is lost" in error
+    found = await inventory.read_gpus(machine({}), child=lost)
+    assert [gpus.key(card) for card in found.cards] == [uuid(0), None]
+    assert (found.cards[1].index, len(found.cards[1].problems)) == (1, 1)
 
 
 async def test_child_that_is_no_python_falls_back():
@@ -295,12 +308,11 @@ async def test_E11_unknown_error_of_all_cards_with_access_is_theirs():
     assert found.error == "NVML: Unknown Error: look for NVRM and Xid lines in dmesg"
 
 
-async def test_fast_facts_tell_foreign_use():
+async def test_fast_cards_tell_foreign_use():
     one = {"0": {"processes": [[11, 400 * 2**20], [12, 500 * 2**20]]}}
-    facts = await inventory.fast_facts(Root(), {11}, child=child(values=one))
-    [card] = facts.gpus
-    assert card["uuid"] == uuid(0)
-    assert (card["memory_used_mib"], card["memory_foreign_mib"]) == (1000, 500)
+    found, _ = await nvml.read(Root(), fast=True, child=child(values=one))
+    assert found.cards[0].memory_used_mib == 1000
+    assert gpus.foreign_memory(found.cards[0], {11}) == 500
 
 
 async def test_conversation_answers_many_questions_with_one_child():
