@@ -28,7 +28,7 @@ SILENCE_S: Final = 60.0
 """The child says that it lives every 5 s; opening many sleeping cards takes some before that."""
 RESTART_S: Final = 5.0
 RESTART_MAX_S: Final = 600.0
-"""Between starts: doubled after each that watched nothing, as on a machine without GPUs."""
+"""Between starts: doubled after each that did not last, as on a machine without GPUs."""
 MAX_LINE: Final = 64 * 1024
 MAX_XID: Final = 2**31
 ENDS: Final = ("error", "absent", "unsupported")
@@ -58,11 +58,14 @@ async def xid_events(
     wait_s = restart_s
     async with send:
         while True:
+            began = trio.current_time()
             try:
                 watched, why = await watch(child, silence_s, send)
             except trio.BrokenResourceError:
                 return
-            wait_s = restart_s if watched else min(2 * wait_s, RESTART_MAX_S)
+            # A lost card may end each child at once: only one that lasted counts as well again.
+            lasted = watched and trio.current_time() - began > silence_s
+            wait_s = restart_s if lasted else min(2 * wait_s, RESTART_MAX_S)
             log.debug("no XID events for now", why=why, again_in_s=wait_s)
             await trio.sleep(wait_s)
 
