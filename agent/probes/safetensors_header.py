@@ -93,7 +93,8 @@ def parse_header(start: bytes, size: int, read: Any) -> Tensors:
         return Tensors(error=f"is no safetensors file: its header would have {length} bytes")
     try:
         # Each tensor becomes a small tuple at once: a header of 100,000 stays below 50 MiB.
-        found = json.loads(read(length), object_pairs_hook=_entry)
+        text = read(length)
+        found = json.loads(text, object_pairs_hook=_entry) if text[:1] == b"{" else None
     except (ValueError, RecursionError) as error:
         return Tensors(error=f"is no safetensors file: {str(error)[:80] or 'too deep'}")
     if not isinstance(found, list):

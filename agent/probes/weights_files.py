@@ -30,6 +30,7 @@ CHUNK: Final = 2**20
 _SHARD: Final = re.compile(rb':\s{0,9}"([^"\\]{1,255}\.(?:safetensors|bin))"')
 _PART: Final = re.compile(r"(.+)-(\d{1,6})-of-(\d{1,6})\.(gguf|safetensors|bin)")
 _POINTER: Final = b"version https://git-lfs"
+HUB_PYTORCH: Final = re.compile(r"pytorch_model.*\.bin")
 PYTORCH: Final = re.compile(r"(pytorch_model|consolidated|model).*\.(bin|pth|pt)")
 ENGINE: Final = re.compile(r"rank\d{1,4}\.engine")
 
@@ -183,7 +184,7 @@ def folder_model(files: list[File], broken: Iterable[str], memory: Memory) -> Mo
     gone = sorted(name for name in broken if name.endswith((".safetensors", ".bin", ".gguf")))
     if tensors or index is not None:
         model = _safetensors(tensors, index, memory)
-    elif (config or index) and (torch := [f for f in files if PYTORCH.fullmatch(f.name)]):
+    elif torch := [f for f in files if (PYTORCH if config else HUB_PYTORCH).fullmatch(f.name)]:
         model = _pytorch(torch, _index(here, "bin", memory), memory)
     elif config and (engines := [f for f in files if ENGINE.fullmatch(f.name)]):
         model = Model("other", True, {"tensor_bytes": sum(file.size for file in engines)})

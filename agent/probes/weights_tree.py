@@ -24,8 +24,6 @@ from agent.probes.weights_files import (
 from agent.source import NOTE, BadSource, Source, parse_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from agent.probes.root import Root
 
 MAX_DEPTH: Final = 8
@@ -132,17 +130,18 @@ class Tree:
             place = Path("/", place.relative_to(self._root.prefix))
         return readable(place)
 
-    def _ggufs(self, files: Iterable[File], place: Path) -> list[dict[str, Any]]:
+    def _ggufs(self, files: list[File], place: Path) -> list[dict[str, Any]]:
         groups = gguf_groups(file for file in files if file.name.endswith(".gguf"))
-        return [
-            document(
-                path=self.path(place / first),
-                name=readable(Path(first)).removesuffix(".gguf"),
-                model=gguf_model(group, self._memory),
-                files=group,
-            )
-            for first, group in groups.items()
-        ]
+        names = {file.name for file in files}
+        found = []
+        for first, group in groups.items():
+            model = gguf_model(group, self._memory)
+            if control := names & {f"{file.name}.aria2" for file in group}:
+                model = unfinished(model, _not_finished(min(control)))
+            name = readable(Path(first)).removesuffix(".gguf")
+            path = self.path(place / first)
+            found.append(document(path=path, name=name, model=model, files=group))
+        return found
 
     def _model(self, place: Path, listing: Listing) -> dict[str, Any] | None:
         """The model of a plain folder. Sub-folders count where it says what it is."""
@@ -159,7 +158,7 @@ class Tree:
         control = sorted(f.name for f in files if f.name.endswith((".aria2", ".incomplete")))
         if control and (not model.complete or control[0].endswith(".aria2")):
             reason = f"{model.reason}; " if model.reason else ""
-            model = unfinished(model, f"{reason}{control[0]} says that a download is not finished")
+            model = unfinished(model, reason + _not_finished(control[0]))
         return document(
             path=self.path(place), name=readable(Path(place.name)), model=model, files=files
         )
@@ -194,6 +193,11 @@ class Tree:
                 return gguf_model(group, self._memory)
         found = folder_model(files, listing.dead, self._memory)
         return found or Model("other", True, {})
+
+
+def _not_finished(control: str) -> str:
+    """aria2 makes files of full size at once and notes beside them what is missing."""
+    return f"{control} says that a download is not finished"
 
 
 def _sort_in(entry: os.DirEntry[str], listing: Listing) -> None:
