@@ -133,8 +133,8 @@ def _tell_unfinished(found: dict[str, Any], open_files: list[File]) -> None:
 
 
 def _words(open_files: list[File]) -> str:
-    size = sum(file.size for file in open_files)
-    return f"{len(open_files)} downloads are not finished ({size} bytes so far)"
+    count = len(open_files)
+    return f"{count} downloads are not finished" if count > 1 else "1 download is not finished"
 
 
 def _only_begun(

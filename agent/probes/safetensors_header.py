@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 MAX_HEADER: Final = 32 * 2**20
 """Bytes; the format allows 100 MB, the largest published ones have about ten."""
+_BLANKS: Final = re.compile(r"[ \t\r\n]*")
 MAX_DIMENSIONS: Final = 16
 BITS: Final = {
     "BOOL": 8,
@@ -92,43 +96,63 @@ def parse_header(start: bytes, size: int, read: Any) -> Tensors:
     if not 2 <= length <= MAX_HEADER:
         return Tensors(error=f"is no safetensors file: its header would have {length} bytes")
     try:
-        # Each tensor becomes a small tuple at once: a header of 100,000 stays below 50 MiB.
-        text = read(length)
-        found = json.loads(text, object_pairs_hook=_entry) if text[:1] == b"{" else None
+        text = read(length).decode()
+        return _sum(_entries(text), size - 8 - length)
     except (ValueError, RecursionError) as error:
         return Tensors(error=f"is no safetensors file: {str(error)[:80] or 'too deep'}")
-    if not isinstance(found, list):
-        return Tensors(error="is no safetensors file: its header is no JSON object")
-    return _sum(found, size - 8 - length)
 
 
-def _entry(pairs: list[tuple[str, Any]]) -> Any:
-    """A tensor as (dtype, elements, begin, end); any other object as the list of its pairs."""
-    found = dict(pairs)
-    if found.keys() != {"dtype", "shape", "data_offsets"}:
-        return pairs
-    shape, offsets, dtype = found["shape"], found["data_offsets"], found["dtype"]
+def _entries(text: str) -> Iterator[tuple[str, Any]]:
+    """The header's entries one by one: parsed at once, 8 MiB of them would take 45 MiB.
+
+    Raises ValueError for what is no JSON object.
+    """
+    decode, skip = json.JSONDecoder().raw_decode, _BLANKS.match
+    at, comma = _next(text, 0, "{"), True
+    while (blank := skip(text, at)) and text[blank.end() : blank.end() + 1] != "}":
+        if not comma:
+            raise ValueError("a comma is missing in its header")
+        name, at = decode(text, blank.end())
+        value, at = decode(text, _next(text, _next(text, at, ":"), ""))
+        yield str(name), value
+        at = _next(text, at, "")
+        comma = text[at : at + 1] == ","
+        at += comma
+
+
+def _next(text: str, at: int, mark: str) -> int:
+    """The place behind blanks and a mark that must be there."""
+    blank = _BLANKS.match(text, at)
+    at = blank.end() if blank else at
+    if not text.startswith(mark, at):
+        raise ValueError(f"its header lacks a {mark}")
+    return at + len(mark)
+
+
+def _tensor(found: Any) -> tuple[str, int, int, int] | None:
+    """A tensor as (dtype, elements, begin, end), or None."""
+    if not isinstance(found, dict):
+        return None
+    shape, offsets, dtype = found.get("shape"), found.get("data_offsets"), found.get("dtype")
     if not (_numbers(shape, MAX_DIMENSIONS) and _numbers(offsets, 2) and len(offsets) == 2):
-        return pairs
-    elements = 1
-    for size in shape:
-        elements *= size
-    return (str(dtype)[:16], elements, offsets[0], offsets[1])
+        return None
+    return str(dtype)[:16], prod(shape), offsets[0], offsets[1]
 
 
-def _numbers(value: Any, most: int) -> bool:
+def _numbers(value: Any, most: int) -> TypeGuard[list[int]]:
     if not isinstance(value, list) or len(value) > most:
         return False
     return all(type(item) is int and 0 <= item < 2**48 for item in value)
 
 
-def _sum(pairs: list[tuple[str, Any]], available: int) -> Tensors:
+def _sum(pairs: Iterable[tuple[str, Any]], available: int) -> Tensors:
     elements: Counter[str] = Counter()
     total = experts = end = count = 0
-    for name, tensor in pairs:
+    for name, described in pairs:
         if name == "__metadata__":
             continue
-        if not isinstance(tensor, tuple):
+        tensor = _tensor(described)
+        if tensor is None:
             return Tensors(error=f"has a bad header: tensor {name[:80]!r} is not described")
         dtype, values, begin, stop = tensor
         bits = BITS.get(dtype)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_INDEX: Final = 64 * 2**20
+MAX_PARTS: Final = 100_000
 MAX_NAMED: Final = 3
 """Missing files named in a reason."""
 CHUNK: Final = 2**20
@@ -300,12 +301,12 @@ def _missing(files: list[File], index: tuple[str, frozenset[str], bool] | None) 
 
 def _missing_parts(names: list[str]) -> str | None:
     """Which parts of `-00001-of-00003` are not there."""
+    have: dict[tuple[str, int, str], set[int]] = {}
     for match in filter(None, map(_PART.fullmatch, names)):
-        count, stem, kind = int(match[3]), match[1], match[4]
-        parts = [m for n in names if (m := _PART.fullmatch(n)) and (m[1], m[3]) == (stem, match[3])]
-        have = {int(part[2]) for part in parts}
-        if count <= 100_000 and not have >= set(range(1, count + 1)):
-            gone = sorted(set(range(1, count + 1)) - have)
+        have.setdefault((match[1], int(match[3]), match[4]), set()).add(int(match[2]))
+    for (stem, count, kind), parts in have.items():
+        gone = [part for part in range(1, min(count, MAX_PARTS) + 1) if part not in parts]
+        if gone:
             text = ", ".join(str(part) for part in gone[:MAX_NAMED])
             return f"{len(gone)} of {count} parts of {stem}.{kind} missing: {text}"
     return None

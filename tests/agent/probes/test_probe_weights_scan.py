@@ -228,7 +228,7 @@ def test_hub_cache_with_an_unfinished_download(tmp_path):
     for found in scan(tmp_path):
         assert found["complete"] is False
         assert "model-00002-of-00002.safetensors" in found["reason"]
-        assert "1 downloads are not finished (5 bytes so far)" in found["reason"]
+        assert "1 download is not finished" in found["reason"]
 
 
 def test_hub_cache_of_which_nothing_has_arrived(tmp_path):
