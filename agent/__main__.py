@@ -16,12 +16,14 @@ import trio
 
 from agent import __version__
 from agent.address import LOOPBACK
+from agent.commands import examine, probe
 from agent.config import AgentSettings, BadConfig, engine_environment, load
 from agent.door import SqlDoor
 from agent.facts import Facts
 from agent.log import configure
 from agent.loop import Agent
 from agent.machine import Machine
+from agent.probes.weights_scan import WeightsScan
 from agent.shards import Shards
 from agent.state import StateDir, StateDirBusy, node_secret
 from agent.supervise import Site
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-def build(settings: AgentSettings, door: Door, state: StateDir) -> Agent:
+def build(settings: AgentSettings, door: Door, state: StateDir, machine: Machine) -> Agent:
     """An agent out of its settings."""
     env = engine_environment()
     site = Site(
@@ -45,8 +47,6 @@ def build(settings: AgentSettings, door: Door, state: StateDir) -> Agent:
         engine_paths=settings.engine_paths,
     )
     shards = Shards(site, settings.mgmt_addr or LOOPBACK)
-    url = settings.database.url.get_secret_value()
-    machine = Machine(settings.probe_config(), url)
     return Agent(
         node=settings.node,
         secret=node_secret(settings.secret_path),
@@ -54,15 +54,17 @@ def build(settings: AgentSettings, door: Door, state: StateDir) -> Agent:
         door=door,
         state=state,
         shards=shards,
-        facts=Facts(machine, settings.weights_path, shards.sources),
+        facts=Facts(machine, WeightsScan(settings.scan_paths), shards.sources),
         engine_log_bytes=settings.engine_log_size,
     )
 
 
 async def serve(settings: AgentSettings, state: StateDir) -> None:
     """Run until SIGTERM or SIGINT."""
-    async with open_pool(settings.database, f"llmgw-agent {settings.node}") as pool:
-        agent = await trio.to_thread.run_sync(build, settings, SqlDoor(pool), state)
+    url = settings.database.url.get_secret_value()
+    machine = Machine(settings.probe_config(), url, ledger_file=state.path / "health.json")
+    async with open_pool(settings.database, f"llmgw-agent {settings.node}") as pool, machine:
+        agent = await trio.to_thread.run_sync(build, settings, SqlDoor(pool), state, machine)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(agent.run)
@@ -85,7 +87,7 @@ def _check_label(_: Any, __: Any, value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--config", "path", type=click.Path(path_type=Path), help="agent.toml to read.")
 @click.option("--node", help="Name of this node; the host's name by default.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Folder of secret, state, logs.")
@@ -97,12 +99,17 @@ def _check_label(_: Any, __: Any, value: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--on-exit", type=click.Choice(["keep", "stop"]), help="Engines at the agent's end.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]))
 @click.version_option(__version__)
-def main(path: Path | None, labels: tuple[str, ...], **flags: Any) -> None:
-    """Run inference engines on this node as Postgres says.
+@click.pass_context
+def main(
+    context: click.Context, /, path: Path | None, labels: tuple[str, ...], **flags: Any
+) -> None:
+    """Run inference engines on this node as Postgres says; or, as a command, look at the node.
 
     The database URL comes from LLMGW_DATABASE_URL or agent.toml, the enrolment token from
     LLMGW_ENROLMENT_TOKEN or a file: flags can be read by every user of the machine.
     """
+    if context.invoked_subcommand is not None:
+        return
     try:
         settings = load(path, {**flags, "labels": _labels(labels)})
         state = StateDir(settings.state_dir)
@@ -119,6 +126,9 @@ def main(path: Path | None, labels: tuple[str, ...], **flags: Any) -> None:
         state.close()
         file.close()
 
+
+main.add_command(probe)
+main.add_command(examine)
 
 if __name__ == "__main__":
     main()

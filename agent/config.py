@@ -109,6 +109,16 @@ class AgentSettings(BaseModel):
     )
     log_level: Literal["debug", "info", "warning"] = Field("info", description="of the agent's log")
 
+    scan_dirs: list[str] = Field(
+        default_factory=list,
+        description="directories to look for weights in besides weights_dir, as a cache of the "
+        "Hugging Face hub or a filer's folder; they are read only",
+    )
+    fabrics: dict[str, str] = Field(
+        default_factory=dict,
+        description='names of fabrics by ports, as "mlx5_*" = "rail-net" or "mlx5_0/1" = "storage"',
+    )
+
     @field_validator("weights_reserve", "engine_log_size", mode="before")
     @classmethod
     def _size(cls, value: Any) -> Any:
@@ -119,7 +129,7 @@ class AgentSettings(BaseModel):
     def _range(cls, value: Any) -> Any:
         return tuple(value.split("-")) if isinstance(value, str) else value
 
-    @field_validator("labels", "engine_paths", mode="before")
+    @field_validator("labels", "engine_paths", "fabrics", mode="before")
     @classmethod
     def _pairs(cls, value: Any) -> Any:
         if not isinstance(value, str):
@@ -127,7 +137,7 @@ class AgentSettings(BaseModel):
         pairs = [item.partition("=") for item in value.split(",") if item.strip()]
         return {name.strip(): rest.strip() for name, _, rest in pairs}
 
-    @field_validator("engine_venvs", mode="before")
+    @field_validator("engine_venvs", "scan_dirs", mode="before")
     @classmethod
     def _list(cls, value: Any) -> Any:
         return value.split(":") if isinstance(value, str) else value
@@ -149,6 +159,11 @@ class AgentSettings(BaseModel):
         """Where downloads lie."""
         return self.weights_dir or self.state_dir / "weights"
 
+    @property
+    def scan_paths(self) -> list[str]:
+        """Directories that are looked through for weights."""
+        return [str(self.weights_path.resolve()), *self.scan_dirs]
+
     def token(self) -> str | None:
         """The enrolment token, or None; raises BadConfig when its file cannot be read."""
         if self.enrolment_token is not None:
@@ -169,9 +184,15 @@ class AgentSettings(BaseModel):
             mgmt_addr=self.mgmt_addr,
             labels=self.labels,
             ports=self.ports,
-            weights=[str(self.weights_path)],
+            weights=self.scan_paths,
             engine_venvs=[*self.engine_venvs, *sorted(homes)],
+            fabrics=self.fabrics,
         )
+
+
+def plain_probe_config() -> ProbeConfig:
+    """For a machine without settings: what `probe` and `doctor` look at before an agent runs."""
+    return ProbeConfig(weights=[str(default_state_dir() / "weights")])
 
 
 def engine_environment() -> dict[str, str]:

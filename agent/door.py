@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sql import queries
 
 if TYPE_CHECKING:
+    from agent.probes.scan import Scan
     from sql.pool import Pool
+
+SCAN_S = 60.0
+"""A map of a big fabric is megabytes of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,15 @@ class Door(Protocol):
         ...
 
     async def report(self, secret: str, kind: str, document: Any) -> None:
-        """Slow facts; `kind` is host, gpus, engines, disks or weights."""
+        """Slow facts; `kind` is host, gpus, ports, engines, disks, weights, checks or events."""
         ...
 
     async def report_log(self, secret: str, ask: int, text: str, offset: int) -> None:
         """Answer a question for a log."""
+        ...
+
+    async def report_scan(self, secret: str, ask: int, found: Scan) -> None:
+        """Answer a question for the map of a fabric."""
         ...
 
 
@@ -63,9 +71,16 @@ class SqlDoor:
         return Answer(row["gen"], row["assignments"], row["poll_ms"], row["asks"] or [])
 
     async def report(self, secret: str, kind: str, document: Any) -> None:
-        """agent.report_host, _gpus, _engines, _disks, _weights"""
+        """agent.report_host, _gpus, _ports, _engines, _disks, _weights, _checks, _events"""
         await self._pool.fetchval(self._sql[f"report_{kind}"], secret, document)
 
     async def report_log(self, secret: str, ask: int, text: str, offset: int) -> None:
         """agent.report_log"""
         await self._pool.fetchval(self._sql["report_log"], secret, ask, text, offset)
+
+    async def report_scan(self, secret: str, ask: int, found: Scan) -> None:
+        """agent.report_scan"""
+        await self._pool.fetchval(
+            self._sql["report_scan"], secret, ask, found.text, found.took_ms, found.error,
+            timeout_s=SCAN_S,
+        )  # fmt: skip

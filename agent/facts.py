@@ -6,25 +6,31 @@ loop; the machine's real probes are behind `Probes` (agent.machine).
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 import trio
 
-from agent.weights import weights_on_disk
 from sql.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Iterable
 
     from agent.door import Door
+    from agent.probes.scan import Scan
+    from agent.probes.weights_scan import WeightsScan
 
+MAX_EVENTS = 200
+"""Events that wait for a database that is away; older ones go first."""
 RESEND_AFTER_S = 600.0
 """Unchanged facts are said again after this time, so that a restored database learns them."""
 FAST_VALID_S = 30.0
 """Older fast facts are left out: unknown is better than stale."""
-DRIFTING = frozenset({"memory_available_mib", "free_mib", "bytes"})
+DRIFTING = frozenset(
+    {"memory_available_mib", "free_mib", "bytes", "errors", "clocks", "evidence", "gen"}
+)
 """Numbers that always move: they alone are no reason to write."""
 log = structlog.get_logger()
 
@@ -32,12 +38,26 @@ log = structlog.get_logger()
 class Probes(Protocol):
     """The machine's facts. Each call has its own deadline and leaves out what it cannot learn."""
 
+    woken: trio.Event
+    """Set when something happened that the next look should not wait for; a look makes it anew."""
+
     async def slow(self) -> dict[str, Any]:
-        """Documents by kind: host, gpus, engines, disks."""
+        """Documents by kind: host, gpus, ports, engines, disks, checks; None is not known now.
+
+        `events` are what happened since the last call: they are told once.
+        """
         ...
 
     async def fast(self, pids: set[int]) -> dict[str, Any]:
-        """`load` and `gpus`; card memory held by other than these processes is foreign."""
+        """`load`, `gpus` and `ports`; card memory held by other than these processes is foreign."""
+        ...
+
+    async def watch(self) -> None:
+        """Wait for events of the machine, for ever."""
+        ...
+
+    async def scan_fabric(self, hca: str, port: int) -> Scan:
+        """The map of the InfiniBand fabric behind a port."""
         ...
 
 
@@ -54,11 +74,12 @@ class Facts:
     """Facts of one node, remembered so that only changes are sent."""
 
     def __init__(
-        self, probes: Probes, weights_dir: Path, sources: Callable[[], Iterable[str]]
+        self, probes: Probes, weights: WeightsScan, sources: Callable[[], Iterable[str]]
     ) -> None:
-        self._probes = probes
-        self._weights_dir = weights_dir
+        self.probes = probes
+        self._weights = weights
         self._sources = sources
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._said: dict[str, tuple[Any, float]] = {}
         self._fast: dict[str, Any] = {}
         self._fast_at = 0.0
@@ -69,7 +90,7 @@ class Facts:
 
     async def refresh(self, pids: set[int]) -> None:
         """Take the fast facts anew."""
-        self._fast = await self._probes.fast(pids)
+        self._fast = await self.probes.fast(pids)
         self._fast_at = trio.current_time()
 
     def fast(self) -> dict[str, Any]:
@@ -78,14 +99,27 @@ class Facts:
 
     async def report(self, door: Door, secret: str) -> None:
         """Probe all slow facts and send those that changed. A bad document costs only itself."""
-        found = await self._probes.slow()
+        found = await self.probes.slow()
+        self._events.extend(found.pop("events", ()))
         local = [s for s in self._sources() if s.startswith("file:")]
-        found["weights"] = await trio.to_thread.run_sync(weights_on_disk, self._weights_dir, local)
+        found["weights"] = await self._weights.read(local)
         for kind, document in found.items():
-            try:
-                await self._send(door, secret, kind, document)
-            except Refused as error:
-                log.warning("facts refused", kind=kind, error=str(error))
+            if document is not None:
+                await self._try(kind, partial(self._send, door, secret, kind, document))
+        if self._events:
+            await self._try("events", partial(self._tell, door, secret))
+
+    async def _try(self, kind: str, say: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await say()
+        except Refused as error:
+            log.warning("facts refused", kind=kind, error=str(error))
+
+    async def _tell(self, door: Door, secret: str) -> None:
+        """Events stay until they have been taken."""
+        events = list(self._events)
+        await door.report(secret, "events", events)
+        self._events.clear()
 
     async def _send(self, door: Door, secret: str, kind: str, document: Any) -> None:
         now, shape = trio.current_time(), steady(document)

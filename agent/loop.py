@@ -32,6 +32,8 @@ MAX_ASKS = 20
 LAST_SYNC_S = 5.0
 TRIM_S = 10.0
 FACTS_S = 60.0
+GATHER_S = 1.0
+"""Errors of cards come in bursts: one look for all of a second."""
 LOAD_S = 5.0
 STALE_S = 120.0
 log = structlog.get_logger()
@@ -62,15 +64,20 @@ class Agent:
         self._highest = state.highest_gen()
         self._backoff = Backoff(f"{node} {self.boot}")
         self._admitted = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._scanning: int | None = None
+        """The question that a fabric scan is under way for: one at a time."""
 
     async def run(self) -> None:
         """Restore, then run every loop for ever."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             await self._shards.restore(nursery)
             for name, loop in (
                 ("sync", self._sync_loop),
                 ("load", self._load_loop),
                 ("facts", self._facts_loop),
+                ("events", self._facts.probes.watch),
                 ("logs", self._logs_loop),
             ):
                 nursery.start_soon(self.loops.supervise, name, loop)
@@ -167,12 +174,31 @@ class Agent:
         self._facts.forget()
 
     async def _answer(self, ask: dict[str, Any]) -> None:
-        """Answer one question for a log; a bad question costs only itself."""
+        """Answer one question; a bad one costs only itself, and a scan runs beside the sync."""
         try:
+            if ask.get("kind") == "scan":
+                self._begin_scan(int(ask["id"]), str(ask["hca"]), int(ask["port"]))
+                return
             part = await trio.to_thread.run_sync(self._log_part, ask)
             await self._door.report_log(self._secret, int(ask["id"]), part.text, part.offset)
         except (KeyError, TypeError, ValueError, OSError) as error:
             log.warning("a question was not answered", ask=str(ask)[:200], error=repr(error))
+
+    def _begin_scan(self, ask: int, hca: str, port: int) -> None:
+        """Start the scan, unless one is under way: it is asked for with every sync until told."""
+        if self._scanning is None and self._nursery is not None:
+            self._scanning = ask
+            self._nursery.start_soon(self._scan, ask, hca, port)
+
+    async def _scan(self, ask: int, hca: str, port: int) -> None:
+        try:
+            found = await self._facts.probes.scan_fabric(hca, port)
+            log.info("fabric scanned", hca=hca, port=port, ms=found.took_ms, error=found.error)
+            await self._door.report_scan(self._secret, ask, found)
+        except DatabaseError as error:
+            log.warning("fabric scan not reported", error=str(error))
+        finally:
+            self._scanning = None
 
     def _log_part(self, ask: dict[str, Any]) -> Part:
         shard = ask.get("shard")
@@ -197,7 +223,9 @@ class Agent:
             except DatabaseError as error:
                 log.warning("facts not reported", error=str(error))
                 pause_s = LAST_SYNC_S
-            await trio.sleep(pause_s)
+            with trio.move_on_after(pause_s):
+                await self._facts.probes.woken.wait()
+                await trio.sleep(GATHER_S)
 
     async def _logs_loop(self) -> None:
         while True:

@@ -1,8 +1,8 @@
-"""Weights of models on this node: find them, bring them, list them.
+"""Weights of models on this node: find them, bring them.
 
 Each download is a child process (agent.fetch) with progress; it ends when its shard no longer
-wants it or the agent ends, and what it brought stays for the next try. Called by supervise (ensure)
-and facts (weights_on_disk).
+wants it or the agent ends, and what it brought stays for the next try. Called by supervise; what
+lies on the disks is told by agent.probes.weights_scan.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from agent.source import NOTE, BadSource, Source, parse_source, read_note
+from agent.source import BadSource, Source, parse_source, read_note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
 RESERVE_BYTES = 1 << 30
 """Stays free on the disk of the weights: logs, state and a database may live there too."""
@@ -108,31 +108,3 @@ async def _outcome(
         if len(rest) > LINE_BYTES:
             break
     raise NoWeights(f"the download of {source.text} ended without a word: it was killed or crashed")
-
-
-def weights_on_disk(folder: Path, file_sources: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Every source below the weights directory, and the local files in use. Blocks; no network."""
-    found: list[dict[str, Any]] = []
-    for note_path in sorted(folder.glob(f"*/*/{NOTE}")):
-        note = read_note(note_path.parent)
-        if isinstance(note.get("source"), str):
-            found.append(
-                {
-                    "source": note["source"],
-                    "path": str(note_path.parent),
-                    "bytes": _bytes(note_path.parent),
-                    "complete": bool(note.get("complete")),
-                }
-            )
-    for text in sorted(set(file_sources)):
-        path = parse_source(text).path
-        if path is not None and path.exists():
-            size = _bytes(path)
-            found.append({"source": text, "path": str(path), "bytes": size, "complete": True})
-    return found
-
-
-def _bytes(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())

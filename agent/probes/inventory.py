@@ -1,28 +1,45 @@
-"""All probes together as the documents that agent/loop.py sends to Postgres.
+"""All probes together: one look at a machine as a `Found`, and the fast facts of each sync.
 
-`slow_facts` (host, GPUs, engines, disks) are for each minute and on change, `fast_facts` for each
-sync. Every function returns, whatever the machine does: unknown fields are left out, and none
-takes longer than the deadlines of its probes together. Run them beside the sync, not within it:
-a hanging driver costs `slow_facts` up to a minute and `fast_facts` thirteen seconds. Open one
-`nvml.converse()` for the life of the agent and hand it in as `child`.
+Every function returns, whatever the machine does: unknown parts stay unknown, and none takes
+longer than the deadlines of its probes together. Run them beside the sync, never within it: a
+hanging driver costs a look up to a minute. Called by agent/machine.py, which remembers things
+between looks, and by the `probe` and `doctor` commands.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
-import agent
-from agent.probes import cgroup, disks, engines, gpus, host, nvml, smi, warnings
+from agent.probes import (
+    amd,
+    cgroup,
+    disks,
+    domain,
+    engines,
+    gpus,
+    host,
+    ib,
+    imex,
+    nvml,
+    pci,
+    services,
+    smi,
+    sminfo,
+    topo,
+    wiring,
+)
 from agent.probes.card import Gpus
+from agent.probes.found import NVIDIA_SERVICES, Found
 from agent.probes.root import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from agent.probes.card import Gpu
     from agent.probes.conversation import Conversation
     from agent.probes.root import Root
 
@@ -40,239 +57,148 @@ NVIDIA_SIGNS: Final = (
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
 )
 """Without any of these (the last two: WSL) there is no driver, and no child is started."""
+POOL_RESERVE_MIB: Final = 4096
+POOL_RESERVE_SHARE: Final = 0.05
+"""Of memory that host and card share, this much stays with the operating system: the larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeConfig:
-    """What probes need from the agent's settings. Paths as strings, real directories."""
+    """What probes need from the agent's settings. Paths as strings, real directories.
+
+    `fabrics` maps globs of ports (`mlx5_*`, `mlx5_0/1`) to the names of their fabrics.
+    """
 
     mgmt_addr: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[int, int] | None = None
     weights: Sequence[str] = ()
     engine_venvs: Sequence[str] = ()
+    fabrics: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SlowFacts:
-    """The documents of agent.report_host, report_gpus, report_engines and report_disks.
+async def look(root: Root, config: ProbeConfig, *, child: Child | None = None) -> Found:
+    """One whole look: everything is asked side by side, then put together.
 
-    `gpus` is None when they could not be asked: that is not the word that all cards are gone.
+    `child` asks a given program instead of NVML's, or a conversation with one that stays. The
+    findings of cards are the caller's to add: they need what was seen before.
     """
+    parts: dict[str, object] = {}
 
-    host: dict[str, Any]
-    gpus: list[dict[str, Any]] | None
-    engines: list[dict[str, Any]]
-    disks: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class FastFacts:
-    """`load` and `gpus` of one sync; hand `cpu_times` to the next call, it measures between."""
-
-    load: dict[str, Any]
-    gpus: list[dict[str, Any]]
-    cpu_times: host.CpuTimes | None
-
-
-def known(**fields: object) -> dict[str, Any]:
-    """A document without its unknown fields."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-async def slow_facts(root: Root, config: ProbeConfig, *, child: Child | None = None) -> SlowFacts:
-    """All slow reports, asked for side by side; the host's warnings name GPUs out of reach."""
-    engine_reports: list[dict[str, Any]] = []
-    space: tuple[disks.Disk, ...] = ()
-
-    async def ask_engines() -> None:
-        nonlocal engine_reports
-        engine_reports = await engine_facts(root, config)
-
-    async def ask_disks() -> None:
-        nonlocal space
-        space = await disks.read_disks(root, config.weights)
+    async def ask(name: str, call: Callable[[], Awaitable[object]]) -> None:
+        parts[name] = await call()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask_engines)
-        nursery.start_soon(ask_disks)
-        cards, error = await gpu_facts(root, child=child)
-    return SlowFacts(
-        host=await _host_report(root, config, space, error),
-        gpus=None if error and not cards else cards,
-        engines=engine_reports,
-        disks=_disk_reports(space),
+        questions: dict[str, Callable[[], Awaitable[object]]] = {
+            "host": partial(_kernel, partial(host.read_host, root), "host"),
+            "limits": partial(_kernel, partial(cgroup.read_limits, root), "cgroup"),
+            "signs": partial(_kernel, partial(signs, root), "driver"),
+            "gpus": partial(read_gpus, root, child=child),
+            "pci": partial(pci.read, root),
+            "ports": partial(_ports, root, config),
+            "services": partial(_services, root),
+            "disks": partial(disks.read_disks, root, config.weights),
+            "engines": partial(engines.read, root, config.engine_venvs),
+        }
+        for name, call in questions.items():
+            nursery.start_soon(ask, name, call)
+    asked = {name: part for name, part in parts.items() if part is not None}
+    found = Found(**asked)  # type: ignore[arg-type]
+    return await _with_wiring(root, _with_limits(found))
+
+
+def _with_limits(found: Found) -> Found:
+    """What the control group leaves of the host, and the pool of unified cards (E02, E13)."""
+    memory = found.host.memory if found.host else host.Memory()
+    count = found.host.cpu.count if found.host else None
+    usable = cgroup.effective_memory(memory, found.limits)
+    cpus = cgroup.least(float(count) if count else None, found.limits.cpus)
+    pooled = tuple(_pooled(card, usable.total_mib) for card in found.gpus.cards)
+    return replace(found, usable=usable, cpus=cpus, gpus=replace(found.gpus, cards=pooled))
+
+
+def _pooled(card: Gpu, host_mib: int | None) -> Gpu:
+    if card.memory_kind != "unified":
+        return card
+    if host_mib is None:
+        return replace(card, memory_mib=None)
+    reserve = max(POOL_RESERVE_MIB, int(POOL_RESERVE_SHARE * host_mib))
+    return replace(card, memory_mib=max(host_mib - reserve, 1))
+
+
+async def _with_wiring(root: Root, found: Found) -> Found:
+    """Cards with their paths; the domain, IMEX and the peer check that depend on them."""
+    cards = found.gpus.cards
+    matrix, links = topo.Matrix(), topo.NvLinks()
+    nvidia = [card for card in cards if card.vendor == "nvidia" and not card.problems]
+    if nvidia:
+        matrix = await topo.read_matrix(root)
+    if any(card.nvlinks is None and not card.mig for card in nvidia):
+        links = await topo.read_nvlinks(root)
+    wired = wiring.wire(cards, found.pci, matrix, links, found.ports.ports)
+    verdict = domain.verdict(wired)
+    if not wired and found.gpus.error:
+        verdict = domain.Domain("unknown", reason=found.gpus.error)
+    p2p = await topo.read_p2p(root, "r") if verdict.state == "joined" and len(cards) > 1 else None
+    return replace(
+        found,
+        gpus=replace(found.gpus, cards=wired),
+        domain=verdict,
+        imex=await imex.read(root, found.services.get("nvidia-imex")),
+        p2p=p2p,
     )
-
-
-async def host_facts(root: Root, config: ProbeConfig) -> dict[str, Any]:
-    """The host report; figures of the machine beside what our control group leaves of them."""
-    return await _host_report(root, config, await disks.read_disks(root, config.weights), None)
-
-
-async def _host_report(
-    root: Root, config: ProbeConfig, space: Sequence[disks.Disk], gpu_error: str | None
-) -> dict[str, Any]:
-    facts = await _kernel(partial(host.read_host, root), "host")
-    limits = await _kernel(partial(cgroup.read_limits, root), "cgroup") or cgroup.Limits()
-    cpu = facts.cpu if facts else host.Cpu()
-    memory = facts.memory if facts else host.Memory()
-    usable = cgroup.effective_memory(memory, limits)
-    return known(
-        hostname=facts.hostname if facts else None,
-        mgmt_addr=config.mgmt_addr,
-        os=facts.os if facts else None,
-        kernel=facts.kernel if facts else None,
-        arch=cpu.arch,
-        cpu_model=cpu.model,
-        cpu_flags=list(cpu.flags) or None,
-        cpus_host=cpu.count,
-        cpus_effective=cgroup.least(float(cpu.count) if cpu.count else None, limits.cpus),
-        memory_host_mib=memory.total_mib,
-        memory_effective_mib=usable.total_mib,
-        memory_available_mib=usable.available_mib,
-        labels=dict(config.labels),
-        agent_version=agent.__version__,
-        ports=list(config.ports) if config.ports else None,
-        warnings=[*warnings.cpu(cpu), *warnings.disks(space), *warnings.gpus(gpu_error)],
-    )
-
-
-async def gpu_facts(
-    root: Root, *, child: Child | None = None
-) -> tuple[list[dict[str, Any]], str | None]:
-    """The GPU report, and why it may be short. A machine without NVIDIA has none and no reason.
-
-    No cards with a reason is not the word that the cards are gone: keep what was reported before.
-    """
-    found = await read_gpus(root, child=child)
-    nameless = [warnings.nameless(card) for card in found.cards if gpus.key(card) is None]
-    reasons = [*([found.error] if found.error else []), *nameless]
-    return _gpu_reports(found), "; ".join(reasons) or None
-
-
-def _gpu_reports(found: Gpus) -> list[dict[str, Any]]:
-    reports = []
-    for card in found.cards:
-        if (key := gpus.key(card)) is None:
-            continue  # nothing to file it under: the reason names it
-        report = known(
-            uuid=key,
-            index=card.index,
-            name=card.name,
-            memory_mib=card.memory_mib,
-            healthy=not card.problems,
-            problems=list(card.problems),
-            pci_bus_id=card.pci_bus_id,
-            numa=card.numa,
-            driver_version=found.driver_version,
-            cuda_version=found.cuda_version,
-        )
-        reports.append(report | known(**{"class": gpus.gpu_class(card.name)}))
-    return reports
 
 
 async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = None) -> Gpus:
-    """NVML first, nvidia-smi where that is missing or blind; lost cards named by the kernel.
+    """NVML first, nvidia-smi where that is missing or blind, AMD's besides; lost ones by PCI.
 
-    `child` asks a given program instead of NVML's (tests); below a prefix NVML would answer for
-    the machine we run on, so a captured machine has its nvidia-smi only.
+    Below a prefix NVML would answer for the machine we run on, so a captured machine has its tools
+    only, unless `child` is given.
     """
-    asks = child is not None or (
-        root.live and bool(await _kernel(partial(_driver, root), "driver"))
-    )
+    found = await _nvidia(root, fast, child)
+    other = await (amd.read_fast(root) if fast else amd.read(root))
+    if not fast:
+        found = await _complete(root, found)
+    if not other.cards:
+        return found if found.cards or not other.error else replace(found, error=other.error)
+    if not found.cards:
+        return replace(other, error=other.error or found.error)
+    both = "; ".join(reason for reason in (found.error, other.error) if reason)
+    return replace(found, cards=(*found.cards, *other.cards), error=both or None)
+
+
+async def _nvidia(root: Root, fast: bool, child: Child | None) -> Gpus:
+    here = root.live and bool(await _kernel(partial(signs, root), "driver"))
     found, works = Gpus(), False
-    if asks:
+    if child is not None or here:
         found, works = await nvml.read(root, fast=fast, child=child or nvml.CHILD)
-    if not works:
-        other = await smi.read(root, FAST_SMI_TIMEOUT_S if fast else smi.TIMEOUT_S)
-        found = other if other.cards else replace(found, error=found.error or other.error)
-    if fast:
+    if works:
         return found
-    return await _complete(root, found)
+    other = await smi.read(root, FAST_SMI_TIMEOUT_S if fast else smi.TIMEOUT_S, fast=fast)
+    return other if other.cards else replace(found, error=found.error or other.error)
 
 
 async def _complete(root: Root, found: Gpus) -> Gpus:
-    def look() -> Gpus:
+    def complete() -> Gpus:
         error = found.error if not found.cards else None
         cards = gpus.add_missing(found.cards, gpus.read_kernel_gpus(root), error)
         return replace(found, cards=tuple(gpus.placed(root, card) for card in cards))
 
-    return await _kernel(look, "gpus") or found
+    return await _kernel(complete, "gpus") or found
 
 
-def _driver(root: Root) -> bool:
-    return any(root.exists(sign) for sign in NVIDIA_SIGNS)
+def signs(root: Root) -> tuple[str, ...]:
+    """Files that say that an NVIDIA driver is here. Blocking, quick."""
+    return tuple(sign for sign in NVIDIA_SIGNS if root.exists(sign))
 
 
-async def engine_facts(root: Root, config: ProbeConfig) -> list[dict[str, Any]]:
-    """The engine report: what can be started here."""
-    return [
-        known(engine=found.engine, version=found.version, path=found.path, state="installed")
-        for found in await engines.read(root, config.engine_venvs)
-    ]
+async def _ports(root: Root, config: ProbeConfig) -> ib.Ports:
+    found = await ib.read(root, config.fabrics)
+    return replace(found, ports=await sminfo.identify(root, found.ports))
 
 
-async def disk_facts(root: Root, config: ProbeConfig) -> list[dict[str, Any]]:
-    """The disk report: each filesystem once; one that does not answer has no sizes."""
-    return _disk_reports(await disks.read_disks(root, config.weights))
-
-
-def _disk_reports(space: Sequence[disks.Disk]) -> list[dict[str, Any]]:
-    return [
-        known(
-            mount=disk.mount,
-            filesystem=disk.filesystem,
-            kind=disk.kind,
-            total_mib=disk.total_mib,
-            free_mib=disk.free_mib,
-            holds_weights=disk.holds_weights,
-        )
-        for disk in space
-    ]
-
-
-async def fast_facts(
-    root: Root,
-    own_pids: Collection[int],
-    previous: host.CpuTimes | None = None,
-    *,
-    child: Child | None = None,
-) -> FastFacts:
-    """Load and GPU use now. `own_pids` are all processes of our engines: other use is foreign.
-
-    `memory_used_mib` is what cannot be had of `memory_effective_mib`; page cache can (case E14).
-    """
-    load, times = await _kernel(partial(_load, root, previous), "load") or ({}, None)
-    found = await read_gpus(root, fast=True, child=child)
-    reports = [
-        known(
-            uuid=card.uuid,
-            memory_used_mib=card.memory_used_mib,
-            memory_foreign_mib=gpus.foreign_memory(card, own_pids),
-            utilization_percent=card.utilization_percent,
-            temperature_c=card.temperature_c,
-            power_w=card.power_w,
-        )
-        for card in found.cards
-        if card.uuid is not None
-    ]
-    return FastFacts(load, reports, times)
-
-
-def _load(
-    root: Root, previous: host.CpuTimes | None
-) -> tuple[dict[str, Any], host.CpuTimes | None]:
-    times = host.parse_cpu_times(root.read("/proc/stat") or "")
-    average = host.parse_loadavg(root.read("/proc/loadavg") or "") or (None, None, None)
-    memory = cgroup.effective_memory(host.read_memory(root), cgroup.read_limits(root))
-    used = None
-    if memory.total_mib is not None and memory.available_mib is not None:
-        used = memory.total_mib - memory.available_mib
-    percent = host.cpu_percent(previous, times) if previous and times else None
-    names = ("load1", "load5", "load15")
-    averages = dict(zip(names, average, strict=True))
-    return known(cpu_percent=percent, memory_used_mib=used, **averages), times
+async def _services(root: Root) -> Mapping[str, services.Service]:
+    return await services.read_services(root, NVIDIA_SERVICES)
 
 
 async def _kernel(function: Callable[[], T], key: str) -> T | None:

@@ -101,6 +101,8 @@ def model_facts(config: Config) -> dict[str, Any]:
     family = DEFAULTS.get(str(text.get("model_type")), {})
     full: Config = {**family, **text}
     layers = number(full, *LAYERS)
+    if layers and "num_hidden_layers" not in full and text.get("model_type") == "longcat_flash":
+        layers *= 2  # each of its layers has two attentions
     facts: dict[str, Any] = {
         "architecture": _architecture(config, text),
         "model_type": _word(config.get("model_type")) or _word(text.get("model_type")),

@@ -68,6 +68,7 @@ _EXACT: Final = {
     "attention": FULL,
     "global": FULL,
     "global_attention": FULL,
+    "indexed_attention": FULL,  # sees a chosen part of the context, and keeps all of it
     "hybrid": FULL,  # attention beside a recurrent block: the cache grows with the context
     "mlp": NONE,
     "moe": NONE,

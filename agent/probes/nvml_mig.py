@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.probes.card import MigDevice
@@ -11,7 +10,7 @@ from agent.probes.gpus import plannable
 from agent.probes.nvml_values import mapping, mib, whole, word
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     Facts = Mapping[str, Any]
 
@@ -23,19 +22,25 @@ EIGHTHS: Final = 8
 def slices(value: object, card_mib: int | None) -> tuple[MigDevice, ...]:
     """The devices, each once; `card_mib` is the memory of the whole card.
 
-    Compute instances of one GPU instance share its memory: each gets the same part of it.
+    Compute instances of one GPU instance share its memory: each gets a part by its processors.
     """
     listed = [mapping(facts) for facts in value[:MAX_SLICES]] if isinstance(value, list) else []
     once = {word(facts.get("uuid")): facts for facts in listed}
     once.pop(None, None)
-    sharing = Counter(whole(facts.get("gi")) for facts in once.values())
-    return tuple(
-        _device(facts, card_mib, sharing[gi] if (gi := whole(facts.get("gi"))) is not None else 1)
-        for facts in once.values()
-    )
+    return tuple(_device(facts, card_mib, _share(facts, once.values())) for facts in once.values())
 
 
-def _device(facts: Facts, card_mib: int | None, parts: int) -> MigDevice:
+def _share(facts: Facts, devices: Iterable[Facts]) -> float:
+    """The part of its GPU instance's memory that a device may plan with, 0 to 1."""
+    gi = whole(facts.get("gi"))
+    siblings = [other for other in devices if gi is not None and whole(other.get("gi")) == gi]
+    counts = [whole(other.get("multiprocessors")) or 0 for other in siblings]
+    if not siblings or not all(counts):
+        return 1 / max(len(siblings), 1)
+    return (whole(facts.get("multiprocessors")) or 0) / sum(counts)
+
+
+def _device(facts: Facts, card_mib: int | None, share: float) -> MigDevice:
     memory = mapping(facts.get("memory"))
     total = plannable(mib(memory.get("total")), mib(memory.get("reserved")))
     whole_mib = total or whole(facts.get("memory_mb")) or None
@@ -46,8 +51,8 @@ def _device(facts: Facts, card_mib: int | None, parts: int) -> MigDevice:
         gi=whole(facts.get("gi")),
         ci=whole(facts.get("ci")),
         profile=_profile(facts, card_mib),
-        memory_mib=whole_mib // parts if whole_mib else None,
-        memory_used_mib=used // parts if used is not None else None,
+        memory_mib=int(whole_mib * share) if whole_mib else None,
+        memory_used_mib=int(used * share) if used is not None else None,
         multiprocessors=whole(facts.get("multiprocessors")),
     )
 

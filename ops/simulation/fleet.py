@@ -14,10 +14,15 @@ engines: {start_s: [0.2, 1.0], fail_share: 0.0}
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
+
+from ops.simulation import hardware
+
+if TYPE_CHECKING:
+    from agent.probes.card import Gpu
 
 PORTS_PER_NODE = 1000
 
@@ -47,6 +52,11 @@ class Group(Strict):
     engines: dict[str, str] = {"vllm": "0.32.0"}
     labels: dict[str, str] = {}
     arch: str = "x86_64"
+    infiniband: int = Field(8, ge=0, le=64)
+    ethernet: int = Field(4, ge=0, le=64)
+    """Ports that carry RDMA."""
+    weights: int = Field(20, ge=0, le=2000)
+    """Models on the filer that every node mounts."""
 
 
 class Engines(Strict):
@@ -80,56 +90,20 @@ class Fleet(Strict):
 
 
 class SimNode:
-    """One invented machine and the documents that its agent would report."""
+    """One invented machine: its name, its address, its hardware."""
 
     def __init__(self, name: str, group: Group, index: int) -> None:
         self.name = name
         self.group = group
+        self.index = index
         # Loopback holds 16 million addresses, so each node has its own and ports may repeat.
         self.address = f"127.{1 + index // 62500}.{index // 250 % 250}.{1 + index % 250}"
+        self.ports = (20000, 20000 + PORTS_PER_NODE - 1)
 
-    def host(self) -> dict[str, Any]:
-        """The document of agent.report_host."""
-        group = self.group
-        return {
-            "hostname": self.name,
-            "mgmt_addr": self.address,
-            "os": "simulated",
-            "arch": group.arch,
-            "cpu_model": "simulated",
-            "cpu_flags": ["avx2"],
-            "cpus_host": group.cpus,
-            "cpus_effective": group.cpus,
-            "memory_host_mib": group.memory_mib,
-            "memory_effective_mib": group.memory_mib,
-            "labels": group.labels,
-            "ports": [20000, 20000 + PORTS_PER_NODE - 1],
-            "agent_version": "simulated",
-        }
-
-    def gpus(self) -> list[dict[str, Any]]:
-        """The document of agent.report_gpus."""
-        cards = self.group.gpus
-        if cards is None:
-            return []
-        return [
-            {
-                "uuid": f"GPU-{self.name}-{index}",
-                "index": index,
-                "name": f"Simulated {cards.class_}",
-                "class": cards.class_,
-                "memory_mib": cards.memory_mib,
-                "healthy": True,
-                "problems": [],
-            }
-            for index in range(cards.count)
-        ]
-
-    def engines(self) -> list[dict[str, Any]]:
-        """The document of agent.report_engines."""
-        return [
-            {"engine": name, "version": version} for name, version in self.group.engines.items()
-        ]
+    def cards(self) -> list[Gpu]:
+        """Its cards as a driver that finds nothing wrong would tell of them, idle."""
+        count = self.group.gpus.count if self.group.gpus else 0
+        return [hardware.gpu(self, index) for index in range(count)]
 
 
 def read(path: Path) -> Fleet:

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from agent.facts import Facts
+from agent.health import Finding
 from agent.loop import Agent
+from agent.probes import fast
+from agent.probes.ib_counters import Counters
+from agent.probes.scan import Scan
 from agent.shards import Shards
 from agent.work import News
+from ops.simulation import hardware
 from ops.simulation.engine import SimShard
 
 if TYPE_CHECKING:
-    import trio
-
     from agent.assignment import Assignment
     from agent.door import Door
+    from agent.probes.card import Gpu
     from agent.state import Record
     from ops.simulation.fleet import Engines, SimNode
 
 NOWHERE = Path("/nonexistent/llmgw-simulation")
+STALLS = ("cpu_some", "memory_some", "memory_full", "io_some", "io_full")
+HOT = Finding(
+    code="thermal",
+    kind="passing",
+    text="held down by heat: look at fans and inlets",
+    evidence="throttle reason hw_thermal at 91 C",
+    unhealthy=False,
+)
 
 
 class SimMachine:
@@ -28,32 +44,95 @@ class SimMachine:
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
+        self._cards = node.cards()
+        # Seeded by the node, so that a run can be repeated.
+        self._chance = random.Random(node.name)
+        self._ports = {
+            (name, 1): Counters(self._chance.randrange(10**15), self._chance.randrange(10**15))
+            for name in hardware.nics(node)
+        }
+        self._ports_at: float | None = None
+        self._hot: dict[int, tuple[Finding, ...]] = {}
+        self.woken = trio.Event()
         self.missing: set[str] = set()
         """UUIDs of cards that have fallen off the bus."""
+        self.unrest = 0.0
+        """Share of slow looks at which a card has become hot, or the hot one cool again."""
+        self.tells_slow = self.tells_fast = True
+        """For measurements: what each kind of facts costs."""
 
     async def slow(self) -> dict[str, Any]:
         """All slow facts by kind."""
-        disk = {"mount": "/", "filesystem": "simulated", "kind": "local"}
-        return {
-            "host": self._node.host(),
-            "gpus": [card for card in self._node.gpus() if card["uuid"] not in self.missing],
-            "engines": self._node.engines(),
-            "disks": [{**disk, "total_mib": 1 << 21, "free_mib": 1 << 20}],
-        }
+        if not self.tells_slow:
+            return {}
+        if self._cards and self._chance.random() < self.unrest:
+            at = self._chance.randrange(len(self._cards))
+            self._hot = {} if self._hot else {at: (HOT,)}
+        return hardware.slow(self._node, hardware.look(self._node, self._hot, self.missing))
 
     async def fast(self, pids: set[int]) -> dict[str, Any]:
-        """Load and cards now: nothing else uses them."""
+        """Load, cards and ports now: figures that move as those of busy machines do."""
+        if not self.tells_fast:
+            return {}
+        chance = self._chance
         cards = [
-            {
-                "uuid": card["uuid"],
-                "memory_used_mib": 0,
-                "memory_foreign_mib": 0,
-                "utilization_percent": 0,
-            }
-            for card in self._node.gpus()
-            if card["uuid"] not in self.missing
+            document
+            for card in self._cards
+            if card.uuid not in self.missing
+            for document in fast.card_use(self._used(card), pids)
         ]
-        return {"load": {"cpu_percent": 1.0, "load1": 0.1}, "gpus": cards}
+        before, at = self._ports, trio.current_time()
+        seconds = at - (self._ports_at or at - 5.0)
+        self._ports_at = at
+        self._ports = {key: self._sent(counters, seconds) for key, counters in before.items()}
+        return {
+            "load": {
+                "cpu_percent": round(chance.uniform(1, 60), 1),
+                "memory_used_mib": self._node.group.memory_mib // 10 + chance.randrange(4096),
+                **{name: round(chance.uniform(0, 90), 2) for name in ("load1", "load5", "load15")},
+                "pressure": {name: round(chance.uniform(0, 3), 2) for name in STALLS},
+            },
+            "gpus": cards,
+            "ports": fast.port_use(before, self._ports, seconds),
+        }
+
+    def _used(self, card: Gpu) -> Gpu:
+        chance = self._chance
+        return replace(
+            card,
+            # A few MiB: nobody computes here but whom the controller sends.
+            memory_used_mib=chance.randrange(1, 600),
+            utilization_percent=float(chance.randrange(101)),
+            temperature_c=float(chance.randrange(30, 80)),
+            power_w=round(chance.uniform(70, 700), 1),
+        )
+
+    def _sent(self, counters: Counters, seconds: float) -> Counters:
+        speed = self._chance.randrange(50 * 10**9)
+        return Counters(
+            (counters.tx_bytes or 0) + round(speed * seconds),
+            (counters.rx_bytes or 0) + round(speed * seconds),
+            {"link_downed": 1},
+        )
+
+    async def watch(self) -> None:
+        """Nothing happens by itself here."""
+        await trio.sleep_forever()
+
+    async def scan_fabric(self, hca: str, port: int) -> Scan:
+        """There is no fabric."""
+        return Scan("", 0, f"{hca}/{port} is simulated")
+
+
+class SimWeights:
+    """Stands where agent.probes.weights_scan.WeightsScan does: an invented filer."""
+
+    def __init__(self, node: SimNode, machine: SimMachine) -> None:
+        self._node, self._machine = node, machine
+
+    async def read(self, local: list[str]) -> list[dict[str, Any]] | None:
+        """Models on the filer; None while slow facts are not told."""
+        return hardware.weights(self._node) if self._machine.tells_slow else None
 
 
 class SimState:
@@ -126,7 +205,7 @@ def build(
         door=door,
         state=state,
         shards=shards,
-        facts=Facts(machine, NOWHERE, shards.sources),
+        facts=Facts(machine, SimWeights(node, machine), shards.sources),  # type: ignore[arg-type]
         engine_log_bytes=1 << 20,
     )
     return agent, machine

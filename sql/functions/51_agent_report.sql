@@ -88,6 +88,17 @@ begin
 end $$;
 comment on function agent.report_checks(text, jsonb) is 'Replaces what the calling node''s check of itself came to.';
 
+create or replace function agent.report_events(p_token text, p_events jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    me text := llmgw_core.node_of(p_token);
+begin
+    insert into llmgw_core.node_event (node_id, kind, object, now, evidence)
+        select me, left(e->>'kind', 40), left(e->>'object', 100), left(e->>'now', 100), llmgw_core.object_of(e->'evidence', 8192)
+        from llmgw_core.list_of(p_events, 200, 'events') e;
+end $$;
+comment on function agent.report_events(text, jsonb) is 'Adds error events of the calling node''s cards (XIDs and the like) to the history.';
+
 create or replace function agent.report_log(p_token text, p_ask bigint, p_text text, p_offset bigint) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
@@ -100,4 +111,4 @@ comment on function agent.report_log(text, bigint, text, bigint) is 'Answers a q
 
 grant execute on function agent.enroll(text, text, text), agent.sync(text, bigint, jsonb), agent.report_host(text, jsonb),
     agent.report_engines(text, jsonb), agent.report_disks(text, jsonb), agent.report_weights(text, jsonb),
-    agent.report_checks(text, jsonb), agent.report_log(text, bigint, text, bigint) to llmgw_agent;
+    agent.report_checks(text, jsonb), agent.report_events(text, jsonb), agent.report_log(text, bigint, text, bigint) to llmgw_agent;

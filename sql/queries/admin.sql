@@ -55,19 +55,37 @@ from llmgw.fabrics v
 where ($1::jsonb is null or v.key > $1::jsonb->>0) and ($3::text is null or v.id = $3 or v.key = $3)
 order by v.key limit $2::int;
 
+-- name: fabric_version
+-- Which scan printed the map that is kept, and how long ago; no row without any.
+select extract(epoch from f.output_at)::text as version, round(extract(epoch from clock_timestamp() - f.output_at), 1)::double precision as age_s
+from llmgw_core.fabric_scan f where f.key = $1::text and f.output is not null;
+
 -- name: fabric_output
 -- What the latest scan that printed anything printed, and its mark in caches.
-select f.output, extract(epoch from f.output_at)::text as version from llmgw_core.fabric_scan f where f.key = $1::text;
+select f.output, extract(epoch from f.output_at)::text as version from llmgw_core.fabric_scan f where f.key = $1::text and f.output is not null;
 
 -- name: fabric_ports
--- The ports of agents by GUID: a scan names hosts by these. All of them: a port may be down and so on no fabric.
-select p.node_id as node, p.hca, p.port, p.node_guid, p.port_guid, p.state, p.phys_state, p.rate_gbps, p.active, p.key, p.sm_guid,
+-- The ports of agents: a scan names hosts by their GUIDs. All of them, since a port that is down is on no fabric;
+-- of two nodes that claim one GUID (a node that got a new name) the one that is heard of comes first.
+select p.node_id as node, p.hca, p.port, p.node_guid, p.port_guid, p.state, p.phys_state, p.rate_gbps::double precision as gbps, p.key,
+    s.state not in ('unreachable', 'lost') as heard,
     (l.ports->concat_ws('/', p.hca, p.port)->>'tx_bytes')::bigint * 8 as tx_bps,
     (l.ports->concat_ws('/', p.hca, p.port)->>'rx_bytes')::bigint * 8 as rx_bps,
-    coalesce(l.ports->concat_ws('/', p.hca, p.port)->'errors', p.errors) as errors
+    nullif(coalesce(l.ports->concat_ws('/', p.hca, p.port)->'errors', p.errors), '{}') as errors
 from llmgw_core.ib_port p
+join llmgw_core.node_state s on s.node_id = p.node_id
 left join llmgw_core.node_load l on l.node_id = p.node_id and l.at > clock_timestamp() - (select llmgw_core.seconds('load_stale'))
-where p.link_layer = 'InfiniBand' or p.key = $1::text;
+where p.link_layer = 'InfiniBand' or p.key = $1::text
+order by s.state in ('unreachable', 'lost'), p.node_id, p.hca, p.port;
+
+-- name: fabric_managers
+-- GUIDs of the subnet managers that the ports of a fabric follow, or followed within a day.
+select array_agg(distinct x.guid order by x.guid) filter (where x.guid is not null) from (
+    select p.sm_guid as guid from llmgw_core.ib_port p where p.key = $1::text
+    union all
+    select unnest(array[e.was, e.now]) from llmgw_core.node_event e
+    join llmgw_core.ib_port p on p.node_id = e.node_id and e.object = concat_ws('/', p.hca, p.port)
+    where p.key = $1::text and e.kind = 'subnet manager' and e.at > clock_timestamp() - interval '1 day') x;
 
 -- name: fabric_scan
 -- Asks one node on the fabric to map it.

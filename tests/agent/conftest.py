@@ -18,6 +18,8 @@ from agent import procfs
 from agent.config import engine_environment
 from agent.facts import Facts
 from agent.loop import Agent
+from agent.probes.scan import Scan
+from agent.probes.weights_scan import WeightsScan
 from agent.process import marked_shard
 from agent.shards import Shards
 from agent.state import StateDir
@@ -54,14 +56,32 @@ def free_port() -> int:
         return port
 
 
-class NoProbes:
-    """A machine without facts: the probes have tests of their own."""
+class PaperProbes:
+    """A machine made of words: the probes have tests of their own. `scans` counts fabric scans."""
+
+    def __init__(self) -> None:
+        self.woken = trio.Event()
+        self.facts: dict[str, Any] = {"gpus": [], "engines": [], "disks": []}
+        self.events: list[dict[str, Any]] = []
+        self.looks = self.scans = 0
+        self.scan_may_end = trio.Event()
 
     async def slow(self) -> dict[str, Any]:
-        return {"host": {"hostname": "n1"}, "gpus": [], "engines": [], "disks": []}
+        self.woken = trio.Event()
+        self.looks += 1
+        events, self.events = self.events, []
+        return {"host": {"hostname": "n1"}, **self.facts, "events": events}
 
     async def fast(self, pids: set[int]) -> dict[str, Any]:
-        return {"load": {}, "gpus": []}
+        return {"load": {}, "gpus": [], "ports": []}
+
+    async def watch(self) -> None:
+        await trio.sleep_forever()
+
+    async def scan_fabric(self, hca: str, port: int) -> Scan:
+        self.scans += 1
+        await self.scan_may_end.wait()
+        return Scan(f"map through {hca}/{port}", 12, None)
 
 
 @dataclass
@@ -71,6 +91,7 @@ class Node:
     folder: Path
     name: str = "n1"
     door: PaperDoor = field(default_factory=lambda: PaperDoor(secret="s" * 43))
+    probes: PaperProbes = field(default_factory=PaperProbes)
     shards: Shards | None = None
 
     @property
@@ -91,7 +112,7 @@ class Node:
             door=self.door,
             state=state,
             shards=self.shards,
-            facts=Facts(NoProbes(), self.folder / "weights", self.shards.sources),
+            facts=Facts(self.probes, WeightsScan([self.folder / "weights"]), self.shards.sources),
             engine_log_bytes=1 << 20,
         )
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.door import Answer
-from sql.errors import DatabaseError, Unauthorized
+from sql.errors import DatabaseError, Refused, Unauthorized
 from sql.states import SHARD
+
+if TYPE_CHECKING:
+    from agent.probes.scan import Scan
 
 
 @dataclass
@@ -28,6 +31,9 @@ class PaperDoor:
     reports: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     logs: dict[int, tuple[str, int]] = field(default_factory=dict)
+    scans: dict[int, Scan] = field(default_factory=dict)
+    told: list[tuple[str, Any]] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
     enrolled: int = 0
 
     async def enroll(self, token: str, node: str, secret: str) -> None:
@@ -66,7 +72,15 @@ class PaperDoor:
 
     async def report(self, secret: str, kind: str, document: Any) -> None:
         self._admit(secret)
+        if kind in self.refused:
+            raise Refused(f"{kind} are refused")
         self.facts[kind] = document
+        self.told.append((kind, document))
+
+    async def report_scan(self, secret: str, ask: int, found: Scan) -> None:
+        self._admit(secret)
+        self.scans[ask] = found
+        self.asks = [a for a in self.asks if a["id"] != ask]
 
     async def report_log(self, secret: str, ask: int, text: str, offset: int) -> None:
         self._admit(secret)

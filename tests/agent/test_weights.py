@@ -18,8 +18,9 @@ import trio
 from agent.config import engine_environment
 from agent.fetch_hf import wanted_files
 from agent.fetch_http import FetchError
+from agent.probes.weights_scan import WeightsScan
 from agent.source import BadSource, parse_source, read_note
-from agent.weights import NoWeights, Weights, weights_on_disk
+from agent.weights import NoWeights, Weights
 from tests.agent.conftest import until
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ async def test_a_download_is_verified_listed_and_not_repeated(
     assert path.read_bytes() == DATA
     assert await weights(tmp_path).ensure(source, nothing) == path
     assert server.ranges == [None]
-    [entry] = weights_on_disk(tmp_path / "weights")
+    [entry] = WeightsScan([tmp_path / "weights"]).scan()
     assert (entry["source"], entry["complete"]) == (source, True)
     assert entry["bytes"] >= len(DATA)
 
@@ -256,7 +257,7 @@ async def test_D25_a_wrong_checksum_is_never_served(server: Server, tmp_path: Pa
     with pytest.raises(NoWeights, match=f"its sha256 is {SHA} and 0000"):
         await weights(tmp_path).ensure(source, nothing)
     assert part_of(tmp_path) is None
-    assert not weights_on_disk(tmp_path / "weights")[0]["complete"]
+    assert not WeightsScan([tmp_path / "weights"]).scan()[0]["complete"]
 
 
 async def test_D23_a_download_that_the_disk_cannot_hold_is_refused_before_it_starts(
@@ -302,8 +303,9 @@ async def test_local_files_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"x" * 10)
     source = f"file:{tmp_path}/a.gguf"
     assert await weights(tmp_path).ensure(source, nothing) == tmp_path / "a.gguf"
-    [entry] = weights_on_disk(tmp_path / "weights", [source])
-    assert (entry["bytes"], entry["complete"]) == (10, True)
+    [entry] = WeightsScan([tmp_path / "weights"]).scan([source])
+    assert (entry["bytes"], entry["complete"]) == (10, False), "ten bytes are no model"
+    assert "GGUF" in entry["reason"]
 
 
 @pytest.mark.parametrize(
