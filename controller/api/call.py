@@ -11,6 +11,7 @@ from sql import queries
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from controller.api.maps import Maps
     from controller.api.paging import Cursors
     from sql.pool import Pool
 
@@ -24,6 +25,7 @@ class Call:
 
     pool: Pool
     cursors: Cursors
+    maps: Maps
     actor: str
     path: Mapping[str, str]
     query: Any

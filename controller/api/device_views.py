@@ -144,7 +144,11 @@ class LivePort(Answer):
 
 
 class TopologyView(Answer):
-    """The map of a fabric; map is absent until a scan has printed one."""
+    """The map of a fabric; map is absent until a scan has printed one.
+
+    live is by port GUID, by node/hca/port where that is unknown. A scan that failed keeps the map
+    of the one before, so map_age_seconds tells how old the map is.
+    """
 
     id: str
     key: str
@@ -154,7 +158,9 @@ class TopologyView(Answer):
     scanned_by: str | None = None
     took_ms: int | None = None
     error: str | None = None
+    scanning: bool
     map: dict[str, Any] | None = None
+    map_age_seconds: float | None = None
     live: dict[str, LivePort]
     problems: list[str] | None = None
     sm: str | None = None

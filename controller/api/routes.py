@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from controller.api import bodies, devices, fleet, keys, logs, models, placement, results, views
+from controller.api import (
+    bodies,
+    devices,
+    fabrics,
+    fleet,
+    keys,
+    logs,
+    models,
+    placement,
+    results,
+    views,
+)
 from controller.api import device_views as seen
 from controller.api.call import Route
 from controller.api.node_views import NodePage, NodeView
@@ -46,6 +57,12 @@ ROUTES: Final = (
           "Changes of devices, newest first", bodies.EventsQuery),
     Route("GET", "/nvlink", devices.nvlink, list[seen.NvlinkView],
           "Multi-node NVLink domains, and what keeps each node out", PageQuery),
+    Route("GET", "/fabrics", fabrics.fabrics, list[seen.FabricView],
+          "Physical fabrics against the names that settings declare", PageQuery),
+    Route("GET", "/fabrics/{id}/topology", fabrics.topology, seen.TopologyView,
+          "The map of a fabric, by its id or key", deadline_s=fabrics.MAP_S),
+    Route("POST", "/fabrics/{id}/scan", fabrics.scan, seen.ScanStarted,
+          "Ask one node on a fabric to map it", body=bodies.Nothing),
     Route("GET", "/models", models.models, list[views.ModelView], "The catalog", PageQuery),
     Route("POST", "/models", models.add, results.Added, "Add or change a model", body=Model),
     Route("DELETE", "/models/{name}", models.remove, results.Removed, "Remove a model"),

@@ -21,6 +21,7 @@ from controller.api.access import Access, AdminSettings, access_of
 from controller.api.bodies import NoQuery
 from controller.api.call import Call, Route
 from controller.api.errors import ApiError, later, no_store, translate
+from controller.api.maps import Maps
 from controller.api.paging import NEXT_HEADER, Cursors, Page
 from controller.api.routes import PREFIX, ROUTES
 from controller.catalog.faults import explain, nearest
@@ -63,12 +64,13 @@ class Context(Protocol):
 
 
 class Api:
-    """The state behind one app: who may use it, the pool, the cursors' secret once known."""
+    """The state behind one app: who may use it, the pool, the cursors' secret, fabrics' maps."""
 
     def __init__(self, context: Context, access: Access) -> None:
         self._context = context
         self._access = access
         self._cursors: Cursors | None = None
+        self._maps = Maps()
 
     async def _pool_and_cursors(self) -> tuple[Pool, Cursors]:
         pool = self._context.pool
@@ -100,7 +102,8 @@ class Api:
                 raise ApiError(404, "a name with a NUL character names nothing")
             try:
                 pool, cursors = await self._pool_and_cursors()
-                found = await route.handler(Call(pool, cursors, actor, path, query, body))
+                call = Call(pool, cursors, self._maps, actor, path, query, body)
+                found = await route.handler(call)
             except DatabaseError as error:
                 raise self._explained(error) from error
             return found if isinstance(found, Response) else _json(found)
@@ -135,8 +138,9 @@ def make_app(context: Context) -> QuartTrio:
 
 
 def _rule(path: str) -> str:
-    # Model names hold slashes (org/name); ids of other things do not.
-    return re.sub(r"\{(\w+)\}", lambda m: f"<{'path:' if m[1] == 'name' else ''}{m[1]}>", path)
+    # Model names hold slashes (org/name), and so do keys of fabrics; ids of other things do not.
+    slashes = "{name}" in path or path.startswith("/fabrics/")
+    return re.sub(r"\{(\w+)\}", lambda m: f"<{'path:' if slashes else ''}{m[1]}>", path)
 
 
 def _view(api: Api, route: Route) -> Callable[..., Awaitable[Response]]:
