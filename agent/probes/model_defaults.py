@@ -79,7 +79,14 @@ _QWEN3_5: Final = {
 _EXPERTS_512: Final = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 _DEEPSEEK: Final = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "tie_word_embeddings": False}
 
+_WIDE_HEADS: Final = """afmoe cohere2_moe ernie4_5 glm glm4 hy_v3 iquestcoder minimax_m2
+    minimax_m3_vl_text ministral3 nemotron_h seed_oss solar_open step3p5 cwm"""
+"""Families with heads of 128 values, whatever the hidden size divided by them is."""
+
 DEFAULTS: Final[dict[str, dict[str, Any]]] = {
+    **{family: {"head_dim": 128} for family in _WIDE_HEADS.split()},
+    "mimo_v2_flash": {"head_dim": 192},
+    "vaultgemma": {"head_dim": 256},
     "llama": _LLAMA,
     "mistral": {**_MISTRAL, "sliding_window": 4096},
     "mixtral": {**_MISTRAL, "num_local_experts": 8, "num_experts_per_tok": 2},

@@ -36,6 +36,7 @@ PERIOD: Final = {
     "exaone4": 4,
     "exaone_moe": 4,
     "afmoe": 4,
+    "cwm": 4,
 }
 """Families in which every n-th layer sees everything and the others a window, unless told."""
 LINEAR_PERIOD: Final = {
@@ -44,8 +45,13 @@ LINEAR_PERIOD: Final = {
     "qwen3_5_text": 4,
     "qwen3_5_moe": 4,
     "qwen3_5_moe_text": 4,
+    "olmo_hybrid": 4,
+    "minimax": 2,
 }
 """Families in which every n-th layer has attention and the others a recurrent state."""
+ALL_WINDOWED: Final = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"})
+"""Families in which a window is that of every layer. Others have some layers that see everything:
+without a word of which, all count as such, for an estimate too high does no harm."""
 RECURRENT: Final = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv5", "rwkv6", "rwkv7"})
 _ENCODERS = """bert roberta xlm-roberta camembert distilbert albert electra deberta deberta-v2 mpnet
     nomic_bert modernbert new gte clip siglip clip_vision_model siglip_vision_model vit"""
@@ -152,7 +158,7 @@ def _windowed(text: Mapping[str, Any], family: str, layers: int) -> list[str]:
     first = text.get("max_window_layers")
     if text.get("use_sliding_window") is True and isinstance(first, int):
         return [SLIDING if i >= first else FULL for i in range(layers)]
-    return [SLIDING] * layers
+    return [SLIDING if family in ALL_WINDOWED else FULL] * layers
 
 
 def _chunked(text: Mapping[str, Any], layers: int) -> list[str]:

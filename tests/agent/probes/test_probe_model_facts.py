@@ -171,6 +171,8 @@ def test_mla_counts_one_compressed_row_for_all_heads():
         ({"block_types": ["recurrent", "recurrent", "attention"]}, {"linear": 22, "sliding": 10}),
         ({"sliding_window": 4096, "sliding_window_pattern": "LLLG"}, {"sliding": 24, "full": 8}),
         ({"num_kv_shared_layers": 10}, {"full": 22, "shared": 10}),
+        ({"sliding_window": 4096}, {"full": 32}),  # a family we do not know: the safe side
+        ({"layer_types": ["indexed_attention"] * 32}, {"full": 32}),
         ({"model_type": "mamba2"}, {"linear": 32}),
         ({"model_type": "qwen3_next"}, {"linear": 24, "full": 8}),
         (
