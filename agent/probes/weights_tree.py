@@ -187,12 +187,14 @@ class Tree:
     def _downloaded(self, source: Source | None, files: list[File], listing: Listing) -> Model:
         """What a download holds: the file that the source names, or the whole folder."""
         single = source and (source.file if source.kind == "hf" else source.file_name)
+        folder = folder_model(files, listing.dead, self._memory)
+        if not single and folder is not None and folder.format != "other":
+            return folder
         groups = gguf_groups(file for file in files if file.name.endswith(".gguf"))
         for group in groups.values():
             if not single or single in {file.name for file in group}:
                 return gguf_model(group, self._memory)
-        found = folder_model(files, listing.dead, self._memory)
-        return found or Model("other", True, {})
+        return folder or Model("other", True, {})
 
 
 def _not_finished(control: str) -> str:

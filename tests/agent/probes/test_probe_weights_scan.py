@@ -305,6 +305,14 @@ def test_our_downloads_keep_their_source_words(tmp_path):
     assert found["hf:org/tiny@main"]["facts"]["parameters"] == 32
 
 
+def test_a_repository_with_both_formats_is_what_an_engine_loads_of_it(tmp_path):
+    both = {**SHARDED, "extra.gguf": gguf()}
+    download(tmp_path / "hf/a-1", "hf:org/both", True, **both)
+    download(tmp_path / "hf/b-2", "hf:org/both/extra.gguf", True, **both)
+    found = {d["source"]: d["format"] for d in scan(tmp_path)}
+    assert found == {"hf:org/both": "safetensors", "hf:org/both/extra.gguf": "gguf"}
+
+
 def test_a_verified_download_of_an_unknown_kind_stays_complete_but_a_cut_one_does_not(tmp_path):
     odd = b"GGUF" + struct.pack("<I", 9) + b"\0" * 90
     download(tmp_path / "http/a-1", "https://host/a.gguf", True, **{"a.gguf": odd})
