@@ -42,6 +42,7 @@ AGENT_ONLY = {
     "report_ports",
     "report_checks",
     "report_scan",
+    "report_events",
     "report_log",
 }
 
@@ -257,7 +258,7 @@ HOST = st.fixed_dictionaries(
     ),
 )
 LISTS = st.sampled_from(
-    [f"select agent.report_{what}(%s, %s)" for what in ("engines", "disks", "weights", "ports")]
+    [f"select agent.report_{what}(%s, %s)" for what in ("engines", "disks", "weights", "ports", "events")]
 )
 CALLS = st.one_of(
     st.tuples(st.just("select agent.sync(%s, %s, %s)"), st.none() | st.integers(-5, 50), REPORT),
