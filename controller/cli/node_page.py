@@ -48,7 +48,7 @@ def _facts(node: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "host", joined(node[k] for k in ("hostname", "mgmt_addr", "os", "kernel") if k in node)
     yield "processor", joined(_processor(node, machine))
     yield "memory", _memory(node)
-    yield "load", joined(f"{k} {v:g}" for k, v in load.items() if k in ("cpu_percent", "load1"))
+    yield "load", joined(_load(load))
     pressure = load.get("pressure", {})
     yield "pressure", joined(f"{k.replace('_', ' ')} {v:g} %" for k, v in pressure.items() if v)
     yield "labels", joined(f"{k}={v}" for k, v in node.get("labels", {}).items())
@@ -80,6 +80,15 @@ def _memory(node: dict[str, Any]) -> str | None:
     if host is None or usable is None or usable >= host:
         return gigabytes(usable if usable is not None else host)
     return f"{gigabytes(usable)} usable of {gigabytes(host)}"
+
+
+def _load(load: dict[str, Any]) -> Iterator[str]:
+    if "cpu_percent" in load:
+        yield f"CPUs {load['cpu_percent']:g} % busy"
+    if "load1" in load:
+        yield f"average {load['load1']:g} over a minute"
+    if "memory_percent" in load:
+        yield f"memory {load['memory_percent']:g} % used"
 
 
 def _driver(found: list[dict[str, Any]]) -> str | None:
