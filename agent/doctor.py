@@ -106,7 +106,7 @@ def to_text(answers: Sequence[Check], colour: bool = False) -> str:
         lines.append(f"{word}  {check.name:<{width}}  {check.evidence}")
         if check.remedy:
             lines.append(f"{'':4}  {'':<{width}}  -> {check.remedy}")
-    return "\n".join([*lines, "", _summary(answers)]) + "\n"
+    return "\n".join([*lines, "", _summary(answers)])
 
 
 def _summary(answers: Sequence[Check]) -> str:

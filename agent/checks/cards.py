@@ -107,7 +107,8 @@ def ecc(found: Found) -> Verdict | None:
         return warned(words, f"`nvidia-smi -i {labels.card(off[0])} -e 1`, then reboot")
     told = [gpu for gpu in cards if gpu.ecc.enabled or gpu.ecc.uncorrected is not None]
     on = sum(gpu.ecc.enabled is True for gpu in told)
-    return passed(f"on for {on} of {len(cards)} cards, no uncorrected errors") if told else None
+    words = f"on for {on} of {labels.counted(len(cards), 'card')}, no uncorrected errors"
+    return passed(words) if told else None
 
 
 def _datacentre(gpu: Gpu) -> bool:
@@ -138,7 +139,8 @@ def remaps(found: Found) -> Verdict | None:
     told = sum((g.repair.pending, g.repair.failed) != (None, None) for g in cards)
     if not verdicts and told:
         done = sum((gpu.repair.uncorrected or 0) + (gpu.repair.corrected or 0) for gpu in cards)
-        return passed(f"{told} cards asked, {done} repairs done, none pending or failed")
+        asked = labels.counted(told, "card")
+        return passed(f"{asked} asked, {done} repairs done, none pending or failed")
     return together(verdicts)
 
 
@@ -149,7 +151,7 @@ def persistence(found: Found) -> Verdict | None:
     if not cards or machine.in_wsl(found):
         return None
     if not off:
-        return passed(f"on for all {labels.counted(len(cards), 'card')}")
+        return passed(f"on for {labels.counted(len(cards), 'card')}")
     service = found.services.get("nvidia-persistenced")
     state = f", nvidia-persistenced is {service.state}" if service and service.state else ""
     remedy = "`systemctl enable --now nvidia-persistenced`, or `nvidia-smi -pm 1` until a reboot"
@@ -182,12 +184,8 @@ def throttling(found: Found) -> Verdict | None:
 
 
 def pcie(found: Found) -> Verdict | None:
-    """Lanes of the PCIe link. Cards beside the CPU's own link (GB10, GB200) do not need theirs."""
-    cards = [
-        gpu
-        for gpu in machine.answering(found)
-        if gpu.pcie.width and gpu.pcie.width_max and gpu.memory_kind not in ("unified", "coherent")
-    ]
+    """Lanes of the PCIe link. Its generation says nothing: a card that is idle lowers it."""
+    cards = [gpu for gpu in machine.answering(found) if gpu.pcie.width and gpu.pcie.width_max]
     narrow = [gpu for gpu in cards if (gpu.pcie.width or 0) < (gpu.pcie.width_max or 0)]
     if narrow:
         words = labels.per_card((g, f"x{g.pcie.width} of x{g.pcie.width_max}") for g in narrow)

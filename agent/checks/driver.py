@@ -19,6 +19,7 @@ _IN_CONTAINER: Final = (
     "in a container restart it, and give it its cards by --device options or CDI so that it keeps "
     "them; on a host look for NVRM and Xid lines in `dmesg`"
 )
+_FELL_OFF: Final = "look for Xid 79 in `dmesg`, then reboot; check the card's slot and power"
 _REMEDIES: Final = (
     (
         ("mismatch", "different versions"),
@@ -41,7 +42,7 @@ _REMEDIES: Final = (
         ("hung", "no answer", "not finished", "killed", "timed out"),
         "look for Xid lines in `dmesg`; a driver that hangs needs a reboot",
     ),
-    (("lost", "fallen off"), "look for Xid 79 in `dmesg`, then reboot"),
+    (("lost", "fallen off"), _FELL_OFF),
 )
 """Words of an error, first match counts, and what to do."""
 _ASK_BY_HAND: Final = "run `nvidia-smi` by hand and look for NVRM lines in `dmesg`"
@@ -116,15 +117,19 @@ def _because(error: str | None) -> str:
 
 def _nvidia_silent(found: Found, on_pci: Sequence[PciDevice]) -> Iterator[Verdict]:
     """The driver is here and no card answers."""
-    problems = (p for gpu in found.gpus.cards if gpu.vendor == "nvidia" for p in gpu.problems)
-    why = _nvidia_error(found) or next(problems, None)
-    signs = f"driver files ({labels.listed(found.signs)})" if found.signs else "a driver"
-    if why is None and machine.pci_known(found) and not on_pci:
-        yield passed(f"{signs}, but no NVIDIA card on the PCI bus: this is a CPU-only node")
-        return
-    cards = f", {labels.counted(len(on_pci), 'NVIDIA card')} on the PCI bus" if on_pci else ""
+    cards = [gpu for gpu in found.gpus.cards if gpu.vendor == "nvidia"]
+    problems = [problem for gpu in cards for problem in gpu.problems]
+    why = _nvidia_error(found) or next(iter(problems), None)
+    signs = f"NVIDIA's driver is here ({labels.listed(found.signs or ('it names cards',))})"
+    if not cards and not on_pci and machine.handed_on(found, "nvidia"):
+        return  # said of these cards already
+    count = f", {labels.counted(len(on_pci), 'NVIDIA card')} on the PCI bus" if on_pci else ""
+    if not on_pci and machine.pci_known(found):
+        count = ", no NVIDIA card on the PCI bus"  # a module is only loaded where there was one
     said = why or "the driver shows no card and gives no reason"
-    yield failed(f"{signs}{cards}, but no card answers: {said}", _remedy(said))
+    lost = any(problem.startswith("lost") for problem in problems)
+    remedy = _FELL_OFF if lost else _remedy(said)
+    yield failed(f"{signs}{count}, but no card answers: {said}", remedy)
 
 
 def _nvidia_missing(found: Found, on_pci: Sequence[PciDevice]) -> Verdict:
@@ -134,7 +139,8 @@ def _nvidia_missing(found: Found, on_pci: Sequence[PciDevice]) -> Verdict:
     holders = sorted({device.driver for device in on_pci if device.driver})
     error = _nvidia_error(found)
     if holders == ["nvidia"]:
-        return failed(f"{words}, though the kernel module nvidia holds them", _IN_CONTAINER)
+        words += f", though the kernel module nvidia holds them{_because(error)}"
+        return failed(words, _remedy(error) if error else _IN_CONTAINER)
     if holders:
         remedy = f"keep {holders[0]} from loading (/etc/modprobe.d, `blacklist {holders[0]}`), then"
         return failed(f"{words}; held by {labels.listed(holders)}", f"{remedy} {_INSTALL}")

@@ -89,9 +89,10 @@ def _joined_without(found: Found, words: str, service: Service) -> Verdict:
     A virtual machine has cards without switches: there the host runs it. In a container services
     cannot be seen.
     """
-    outside = not found.pci.nvswitches() and found.host is not None and bool(found.host.virtual)
-    if outside or service.state is None:
-        return passed(f"the cards are in their NVLink fabric; {words}: it runs elsewhere")
+    if not found.pci.nvswitches() and found.host is not None and found.host.virtual:
+        return passed("run outside of this virtual machine: the cards are in their NVLink fabric")
+    if service.state is None:
+        return passed(f"the cards are in their NVLink fabric, so it has done its work; {words}")
     known = "the cards are in their NVLink fabric, but will not come back into it after a reset"
     result = failed if service.state == "failed" else warned
     return result(f"{words}; {known}", _START)
