@@ -45,6 +45,7 @@ def build(settings: AgentSettings, door: Door, state: StateDir, machine: Machine
         weights=Weights(settings.weights_path.resolve(), env, settings.weights_reserve),
         env=env,
         engine_paths=settings.engine_paths,
+        numbering=machine.numbering,
     )
     shards = Shards(site, settings.mgmt_addr or LOOPBACK)
     return Agent(

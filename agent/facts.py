@@ -102,7 +102,8 @@ class Facts:
         found = await self.probes.slow()
         self._events.extend(found.pop("events", ()))
         local = [s for s in self._sources() if s.startswith("file:")]
-        found["weights"] = await self._weights.read(local)
+        listed = await self._weights.read(local)
+        found["weights"] = [{"managed": False, **document} for document in listed]
         for kind, document in found.items():
             if document is not None:
                 await self._try(kind, partial(self._send, door, secret, kind, document))

@@ -26,15 +26,17 @@ from agent.probes.root import Root
 from agent.probes.scan import scan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
     from agent.health_ledger import Ledger
-    from agent.probes.card import MigDevice
+    from agent.probes.card import Gpus, MigDevice
     from agent.probes.found import Found
     from agent.probes.scan import Scan
 
+FIRST_LOOK_S: Final = 60.0
+"""How long an engine that needs the cards' numbers waits for the first look after a start."""
 MAX_XIDS: Final = 200
 """Events of the driver that wait for the next look; older ones go first."""
 log = structlog.get_logger()
@@ -65,6 +67,8 @@ class Machine:
         self._slices: dict[str, tuple[MigDevice, ...]] = {}
         self._unified: frozenset[str] = frozenset()
         self._xids: deque[Xid] = deque(maxlen=MAX_XIDS)
+        self._looked = trio.Event()
+        self._numbers: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
         await self._child.__aenter__()
@@ -99,12 +103,22 @@ class Machine:
         """One look with the health of cards as remembered, and the new events as documents."""
         child = self._child if self._asks_nvml else None
         found = await inventory.look(self._root, self._config, child=child)
-        kept = {c.uuid: c.slices for c in found.gpus.cards if c.uuid and c.slices}
-        self._slices = kept
+        self._slices = {c.uuid: c.slices for c in found.gpus.cards if c.uuid and c.slices}
+        self._numbers = numbers(found.gpus)
+        self._looked.set()
         self._unified = frozenset(
             c.uuid for c in found.gpus.cards if c.uuid and c.memory_kind == "unified"
         )
         return await self._judge(found)
+
+    async def numbering(self) -> Mapping[str, int]:
+        """Numbers of whole cards in PCI order by UUID, after the first look; empty when unsure.
+
+        CUDA counts the cards that it can use: with a lost one among them the numbers are off.
+        """
+        with trio.move_on_after(FIRST_LOOK_S):
+            await self._looked.wait()
+        return self._numbers
 
     @property
     def _asks_nvml(self) -> bool:
@@ -142,7 +156,9 @@ class Machine:
         if after != before and self._ledger_file is not None:
             await trio.to_thread.run_sync(self._save, after)
         reason = said.error if found.gpus.cards else None
-        findings = {key: after.findings(key) for key in after.cards}
+        ordered = [key for c in found.gpus.cards if (key := gpus.key(c))]
+        keys = dict.fromkeys((*ordered, *after.cards))  # as the cards come: words are in that order
+        findings = {key: after.findings(key) for key in keys if key in after.cards}
         seen = replace(found, findings=findings, kernel_log_error=reason)
         uuids = {c.pci_bus_id: c.uuid for c in found.gpus.cards if c.pci_bus_id and c.uuid}
         return seen, documents.event_documents(events, uuids)
@@ -198,3 +214,13 @@ class Machine:
     async def scan_fabric(self, hca: str, port: int) -> Scan:
         """What ibnetdiscover prints through a port."""
         return await scan(self._root, hca, port)
+
+
+def numbers(found: Gpus) -> dict[str, int]:
+    """Numbers of whole NVIDIA cards in PCI order; empty when one of them is in doubt. Pure."""
+    cards = [card for card in found.cards if card.vendor == "nvidia"]
+    ordered = sorted(cards, key=lambda card: card.pci_bus_id or "")
+    sure = not found.error and all(
+        card.uuid and card.pci_bus_id and not card.problems and not card.mig for card in cards
+    )
+    return {card.uuid: n for n, card in enumerate(ordered) if card.uuid} if sure else {}

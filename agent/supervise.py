@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from agent import procfs
-from agent.engines import CannotLaunch, Place, devices, engine_of
+from agent.engines import ENGINES, CannotLaunch, Place, devices, engine_of, hint
 from agent.logfile import TAIL_BYTES, tail
 from agent.process import Identity, Mark, alive, end_tree, ended, exit_code, spawn, tree
 from agent.readiness import foreign_listener, not_ready_because
@@ -24,7 +24,7 @@ from agent.work import News
 from sql.states import SHARD_FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -49,6 +49,11 @@ class Failed(Exception):
         self.exit_code = exit_code
 
 
+async def unnumbered() -> Mapping[str, int]:
+    """For a node whose cards have no numbers, or none at all."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What all shards of one agent share."""
@@ -60,6 +65,8 @@ class Site:
     """Environment of engines, without the agent's secrets."""
     engine_paths: Mapping[str, str] = field(default_factory=dict)
     news: News = field(default_factory=News)
+    numbering: Callable[[], Awaitable[Mapping[str, int]]] = unnumbered
+    """Numbers of the cards by UUID; empty when they cannot be told for all."""
 
     def mark(self, a: Assignment) -> Mark:
         """The mark of everything that belongs to a shard."""
@@ -77,6 +84,7 @@ class Shard:
         self._work = trio.CancelScope()
         self._suspended = False
         self._cpu: tuple[float, int] | None = None
+        self._devices: Mapping[str, str] = {}
         self.finished = trio.Event()
         self.log = structlog.get_logger().bind(
             shard=assignment.shard, replica=assignment.replica, model=assignment.model
@@ -149,8 +157,9 @@ class Shard:
         holder = await trio.to_thread.run_sync(foreign_listener, a.port)
         if holder:
             raise Failed(f"port {a.port} is held by {holder}, which is not of this shard")
+        numbers = await self._site.numbering() if a.gpus and _wants_numbers(a) else {}
         try:
-            leader = await trio.to_thread.run_sync(self._spawn, path)
+            leader = await trio.to_thread.run_sync(self._spawn, path, numbers)
         except CannotLaunch as error:
             raise Failed(str(error)) from error
         except OSError as error:
@@ -165,7 +174,7 @@ class Shard:
         if moved:
             self._site.news.tell()
 
-    def _spawn(self, source_path: Path | None) -> Identity:
+    def _spawn(self, source_path: Path | None, numbers: Mapping[str, int]) -> Identity:
         """Runs in a thread to its end, so that no start goes unrecorded."""
         a, site = self.assignment, self._site
         place = Place(source_path, site.engine_paths, site.env.get("PATH", ""))
@@ -173,7 +182,8 @@ class Shard:
         folder = site.state.run_of(a.shard)
         folder.mkdir(mode=0o700, exist_ok=True)
         # Cards and mark come last: no profile may widen what was given, or hide a process.
-        env = {**site.env, **launch.env, **a.env, **devices(a), **self._mark.environment()}
+        self._devices = devices(a, numbers)
+        env = {**site.env, **launch.env, **a.env, **self._devices, **self._mark.environment()}
         self.record.process = spawn(launch.argv, env, folder, site.state.log_of(a.shard))
         self.record.was_running = True
         site.state.save(self.record)
@@ -271,6 +281,7 @@ class Shard:
         part = await trio.to_thread.run_sync(tail, log, TAIL_LINES, TAIL_BYTES)
         self.record.exit_code, self.record.log_tail = code, part.text or None
         self.record.fetch = None
+        message += hint(part.text, self._devices)
         await self._set("failed", message)
         self.log.warning("shard failed", error=message, exit_code=code)
 
@@ -288,6 +299,11 @@ class Shard:
         await self._clear(self.assignment.stop_grace_s)
         await self._set("assigned")
         self.log.info("shard stopped until the next start of the agent")
+
+
+def _wants_numbers(a: Assignment) -> bool:
+    known = ENGINES.get(a.engine)
+    return known is not None and known.numbers_only
 
 
 def _exit_words(code: int | None) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.engines.command import Command
-from agent.engines.launch import CannotLaunch, Launch, Place, devices
+from agent.engines.devices import devices, hint
+from agent.engines.launch import CannotLaunch, Launch, Place
 from agent.engines.llamacpp import LlamaCpp
 from agent.engines.sglang import SGLang
 from agent.engines.vllm import Vllm
@@ -17,7 +18,7 @@ from agent.engines.vllm import Vllm
 if TYPE_CHECKING:
     from agent.engines.launch import Engine
 
-__all__ = ["ENGINES", "CannotLaunch", "Launch", "Place", "devices", "engine_of"]
+__all__ = ["ENGINES", "CannotLaunch", "Launch", "Place", "devices", "engine_of", "hint"]
 
 ENGINES: dict[str, Engine] = {
     "llamacpp": LlamaCpp(),

@@ -33,6 +33,8 @@ def filled(template: tuple[str, ...], values: dict[str, str]) -> tuple[str, ...]
 class Command:
     """It must stay in the foreground: a program that puts itself into the background has ended."""
 
+    numbers_only = False
+
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The template, filled, then the profile's args."""
         if not a.command:

@@ -63,6 +63,9 @@ class Launch:
 class Engine(Protocol):
     """A translation from assignment to process."""
 
+    numbers_only: bool
+    """Whether it reads the numbers of cards itself and takes no UUIDs for them (E05)."""
+
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The command; raises CannotLaunch."""
         ...
@@ -70,11 +73,6 @@ class Engine(Protocol):
     def check(self, a: Assignment) -> Check:
         """When it is ready."""
         ...
-
-
-def devices(a: Assignment) -> dict[str, str]:
-    """Only the cards given: by UUID, because indexes change with a reboot; none when none."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in a.gpus)}
 
 
 def option(args: tuple[str, ...], *names: str) -> str | None:

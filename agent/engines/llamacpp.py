@@ -43,6 +43,8 @@ def gguf_file(path: Path, model: str) -> Path:
 class LlamaCpp:
     """/health answers 503 while loading; /v1/models names the alias."""
 
+    numbers_only = False
+
     def launch(self, a: Assignment, place: Place) -> Launch:
         """`llama-server` from the settings or PATH, else our own front of the wheel."""
         single_node(a)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class SGLang:
     """/health answers 200 once the server is up."""
 
+    numbers_only = True
+
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The program is a Python interpreter: SGLang is a module, not a command."""
         single_node(a)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class Vllm:
     """/health refuses connections until the model is loaded."""
 
+    numbers_only = True
+
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The weights are local already: vLLM shall ask no hub and send no statistics."""
         single_node(a)

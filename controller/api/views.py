@@ -153,4 +153,5 @@ class WeightView(Answer):
     reason: str | None = None
     shared: bool
     filer: str | None = None
+    managed: bool
     facts: dict[str, Any] | None = None

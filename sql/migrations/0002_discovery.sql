@@ -58,8 +58,9 @@ alter table llmgw_core.weight
     add column reason text,
     add column shared boolean not null default false,
     add column filer text,
-    add column facts jsonb;
-comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes.';
+    add column facts jsonb,
+    add column managed boolean not null default true;
+comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes; managed: our own download.';
 
 alter table llmgw_core.ask
     alter column lines drop not null,

@@ -45,8 +45,8 @@ select node_id, engine, array_agg(version order by version) as versions
 from llmgw_core.engine where state = 'installed' group by node_id, engine;
 
 -- name: weights
--- Sources that lie whole on a node's disk.
-select node_id, array_agg(distinct source) as sources from llmgw_core.weight where complete and source is not null group by node_id;
+-- Sources that lie whole on a node's disk, where the agent uses them: its downloads, and files named by models.
+select node_id, array_agg(distinct source) as sources from llmgw_core.weight where complete and (managed or source like 'file:%') and source is not null group by node_id;
 
 -- name: models
 -- What the catalog wants.

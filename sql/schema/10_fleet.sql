@@ -164,9 +164,10 @@ create table llmgw_core.weight (
     shared boolean not null default false,
     filer text,
     facts jsonb,
+    managed boolean not null default true,
     primary key (node_id, path)
 );
-comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes.';
+comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes; managed: our own download.';
 
 create table llmgw_core.enrolment (
     token_hash bytea primary key,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.assignment import Assignment, Gpu
-from agent.engines import CannotLaunch, Place, devices, engine_of
+from agent.engines import CannotLaunch, Place, devices, engine_of, hint
 from agent.engines.llamacpp import gguf_file
 
 BASE = Assignment(
@@ -35,6 +35,29 @@ def test_vllm_serves_our_name_over_the_cards_given(tmp_path: Path) -> None:
     )
     assert devices(a) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     assert devices(BASE) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_E05_engines_that_read_numbers_get_them_where_they_are_sure() -> None:
+    a = replace(BASE, gpus=GPUS)
+    assert [engine_of(n).numbers_only for n in ("vllm", "sglang", "llamacpp", "command")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    known = {"GPU-b": 2, "GPU-a": 5, "GPU-c": 0}
+    numbered = {"CUDA_VISIBLE_DEVICES": "2,5", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert devices(a, known) == numbered
+    assert devices(a, {"GPU-a": 0}) == devices(a), "half a list would show the wrong card"
+    mig = replace(BASE, gpus=(Gpu("MIG-1", 0),))
+    assert devices(mig, known) == {"CUDA_VISIBLE_DEVICES": "MIG-1"}
+    amd = replace(BASE, gpus=(Gpu("GPU-0123456789abcdef", 0),))
+    assert devices(amd, known) == {"ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef"}
+
+
+def test_E05_an_engine_that_cannot_read_uuids_is_told_of_the_variable() -> None:
+    log = "ValueError: invalid literal for int() with base 10: 'MIG-1'"
+    words = hint(log, {"CUDA_VISIBLE_DEVICES": "MIG-1"})
+    assert "CUDA_VISIBLE_DEVICES is MIG-1" in words
+    assert hint(log, {"CUDA_VISIBLE_DEVICES": "0,1"}) == ""
+    assert hint("out of memory", {"CUDA_VISIBLE_DEVICES": "MIG-1"}) == hint(None, {}) == ""
 
 
 def test_a_profile_may_set_its_own_parallelism_and_key(tmp_path: Path) -> None:
