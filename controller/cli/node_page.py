@@ -32,6 +32,7 @@ def text(session: Session, node: dict[str, Any]) -> str:
         *(f"{name}: {value}" for name, value in _facts(node) if value not in (None, "-", "")),
         *(f"warning: {warning}" for warning in node.get("warnings", [])),
         _section(cards(session, node.get("gpus", []))),
+        *_evidence(node.get("gpus", [])),
         _section(matrix(session, node.get("gpus", []))),
         _section(_ports(session, node.get("ib_ports", []))),
         _section(_disks(session, node.get("disks", []))),
@@ -154,9 +155,18 @@ def _health(card: dict[str, Any]) -> str:
     return word if problems == "-" else f"{word}, but {problems}"
 
 
+def _evidence(found: list[dict[str, Any]]) -> Iterator[str]:
+    """What stands behind the problems in the table, and how each one ends."""
+    for card in found:
+        for finding in card.get("findings", []) if "parent" not in card else ():
+            if "evidence" in finding:
+                ends = f" ({finding['kind']})" if "kind" in finding else ""
+                yield f"gpu {label(card)} {finding['code']}{ends}: {finding['evidence']}"
+
+
 def matrix(session: Session, found: list[dict[str, Any]]) -> str:
     """How the cards reach each other and the NICs; empty when nobody knows."""
-    rows = [card for card in found if "index" in card and "parent" not in card]
+    rows = [c for c in found if "index" in c and "parent" not in c and not _missing(c)]
     known = {peer for card in rows for peer in card.get("paths", {})}
     if not known:
         return ""
@@ -173,6 +183,11 @@ def matrix(session: Session, found: list[dict[str, Any]]) -> str:
         yield card.get("numa")
 
     return session.out.table(headings, (tuple(row(card)) for card in rows))
+
+
+def _missing(card: dict[str, Any]) -> bool:
+    """Whether its wiring is of the past: another card may have its index by now."""
+    return any(finding["code"] == "missing" for finding in card.get("findings", []))
 
 
 def _natural(name: str) -> tuple[str, int, str]:

@@ -28,7 +28,8 @@ MACHINE = {
     "nvlink": {"state": "joined", "domain": f"{CLUSTER}.7"},
     "imex": {"state": "READY", "domain_state": "UP", "channels": 1, "owner": "systemd"},
 }
-LOST = {"code": "xid_79", "kind": "reset", "text": "Xid 79: fell off the bus", "unhealthy": True}
+LOST = {"code": "xid_79", "kind": "reset", "text": "Xid 79: fell off the bus", "unhealthy": True,
+        "evidence": "NVRM: Xid (PCI:0000:41:00): 79"}  # fmt: skip
 HOT = {"code": "thermal", "kind": "passing", "text": "slowed down by heat", "unhealthy": False}
 
 
@@ -217,6 +218,7 @@ async def test_the_page_of_a_node_has_cards_matrix_ports_and_disks(bare, machine
     first = line_of(text, "81920 MiB", "90.5 W")
     assert first.split()[-6:] == ["W", "0", "mlx5_0", "(PIX)", "-", "ok"]
     second = line_of(text, "81920 MiB", "Xid 79: fell off the bus, slowed down by heat")
+    assert "gpu 1 xid_79 (reset): NVRM: Xid (PCI:0000:41:00): 79\n" in text
     assert second.split()[:6] == ["1", "H100", "81920", "MiB", "-", "-"]
     heading = line_of(text, "GPU0", "CPUS")
     assert heading.split() == ["GPU0", "GPU1", "mlx5_0", "mlx5_10", "CPUS", "NUMA"]
@@ -255,6 +257,17 @@ async def test_the_page_of_a_slice_and_of_a_lost_card(bare, builder):
     assert line_of(text, "unknown", "Xid 79").split()[0] == "?"
     assert "mig gpu PCI-0000:41:00.0: Xid 79: fell off the bus (kept out of placement)" in text
     assert "GPU0" not in text  # nobody knows any path
+
+
+async def test_E20_a_missing_card_is_on_the_page_but_not_in_the_matrix(bare, builder):
+    node = builder.node("n1")
+    wired = [card(i, paths={str(j): "NV18" for j in range(3) if j != i}) for i in range(3)]
+    builder.report(node, "gpus", wired)
+    left = [card(0, paths={"1": "NV18"}), card(1, uuid="GPU-2", paths={"0": "NV18"})]
+    builder.report(node, "gpus", left)  # the driver counts anew
+    text = await bare.good("node", "n1")
+    assert len([line for line in text.splitlines() if line.startswith("1 ")]) == 2
+    assert line_of(text, "GPU0", "CPUS").split() == ["GPU0", "GPU1", "CPUS", "NUMA"]
 
 
 async def test_a_node_that_said_nothing_has_a_page(bare, builder):
@@ -333,6 +346,7 @@ async def answering(builder, node, text, error):
         await trio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_topology_before_and_after_a_scan(bare, builder, nursery):
     made = by_rails(2, 1, 1)
     node = cabled(builder, made)
@@ -366,6 +380,7 @@ async def test_topology_before_and_after_a_scan(bare, builder, nursery):
     assert f"{ID}: the latest scan failed: ibnetdiscover: not permitted: run as root" in text
 
 
+@pytest.mark.slow
 async def test_a_scan_that_does_not_come_in_time_is_a_timeout(bare, builder):
     cabled(builder, by_rails(1, 1, 1))
     late = await bare("topology", ID, "--scan", "--timeout", "1s")

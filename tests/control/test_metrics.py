@@ -18,7 +18,7 @@ from controller.reconcile.tick import Ticker
 from controller.router.stats import Stats
 from sql.listen import ListenState
 from tests.control.duties import cards
-from tests.sql.fleet import card
+from tests.sql.fleet import card, port
 
 
 def snapshot_of(worker: int, stats: Stats, **more: object) -> dict[str, object]:
@@ -71,11 +71,116 @@ async def test_unknown_facts_of_the_fleet_give_no_sample(asyncio_loop, context, 
     of = {key[0] for key in found if ("node", "known") in key[1]}
     assert {"llmgw_gpu_utilization_percent", "llmgw_node_cpu_percent"} <= of
     of = {key[0] for key in found if ("node", "dark") in key[1]}
-    assert of == {"llmgw_gpu_healthy", "llmgw_node_replicas"}
+    assert of == {"llmgw_gpu_healthy", "llmgw_node_replicas", "llmgw_node_checks"}
     assert found["llmgw_replicas", (("model", "m"), ("state", "pending"))] == 1
     assert found["llmgw_replicas", (("model", "m"), ("state", "ready"))] == 0
     assert found["llmgw_nodes", (("state", "ready"),)] == 1
     assert not [key for key in found if key[0] == "llmgw_gpu_temperature_celsius"]
+
+
+def of_name(found, name) -> dict[tuple[str, ...], float]:
+    """The samples of one name by the values of their labels, in the order of the labels' names."""
+    return {
+        tuple(value for _, value in labels): number
+        for (sample, labels), number in found.items()
+        if sample == f"llmgw_{name}"
+    }
+
+
+CLUSTER = "b2c3d4e5-0000-4000-8000-00000000000a"
+ZEROS = "00000000-0000-0000-0000-000000000000"
+
+
+async def test_E07_cards_tell_errors_and_whether_nvlink_has_joined(asyncio_loop, context, fleet):
+    node = fleet.enrol("n1")
+    joined = {"fabric_state": "completed", "clique": 1, "cluster_uuid": CLUSTER}
+    success = {"fabric": {"status": "Success"}, "ecc": {"corrected": 7, "uncorrected": 0}}
+    fleet.report(node, "gpus", [
+        card(0, **joined, detail=success),
+        card(1, **joined, detail={"fabric": {"status": "NVML_ERROR_UNKNOWN"}}),
+        card(2, **joined | {"cluster_uuid": ZEROS}, detail=success),
+        card(3, fabric_state="in_progress", detail={"ecc": {"corrected": "many"}}),
+        card(4),
+    ])  # fmt: skip
+    fleet.sync(node, gpus=[{"uuid": "GPU-0", "memory_foreign_mib": 600}])
+    found = await samples(context)
+    assert of_name(found, "gpu_nvlink_joined") == {
+        ("H100", "0", "n1"): 1, ("H100", "1", "n1"): 0, ("H100", "2", "n1"): 0,
+        ("H100", "3", "n1"): 0,
+    }  # fmt: skip
+    assert of_name(found, "gpu_ecc_corrected_total") == {
+        ("H100", "0", "n1"): 7, ("H100", "2", "n1"): 7,
+    }  # fmt: skip
+    assert set(of_name(found, "gpu_ecc_uncorrected_total").values()) == {0}
+    assert of_name(found, "gpu_memory_foreign_mebibytes") == {("H100", "0", "n1"): 600}
+
+
+async def test_E20_cards_that_share_an_index_are_told_apart(asyncio_loop, context, fleet):
+    node = fleet.enrol("n1")
+    fleet.report(node, "gpus", [card(0), card(1), card(2)])
+    slices = [
+        card(0, uuid=f"MIG-{i}", parent="GPU-0", mig_profile="1g.10gb", **{"class": "H100-1g.10gb"})
+        for i in range(2)
+    ]
+    nameless = {"uuid": "PCI-0000:41:00.0", "pci_bus_id": "0000:41:00.0"}
+    # Card 1 is gone and the driver counts anew.
+    fleet.report(node, "gpus", [card(0), *slices, card(1, uuid="GPU-2"), nameless])
+    healthy = of_name(await samples(context), "gpu_healthy")
+    assert healthy == {
+        ("H100", "0", "n1"): 1,
+        ("H100-1g.10gb", "MIG-0", "n1"): 1,
+        ("H100-1g.10gb", "MIG-1", "n1"): 1,
+        ("H100", "1", "n1"): 1,
+        ("H100", "GPU-1", "n1"): 0,
+        ("unknown", "PCI-0000:41:00.0", "n1"): 1,
+    }
+
+
+async def test_E11_ports_tell_state_traffic_and_errors(asyncio_loop, context, fleet):
+    node = fleet.node("n1")
+    down = {"state": "DOWN", "active": False, "key": None, "sm_guid": None}
+    fleet.report(node, "ports", [
+        port("mlx5_0", fabric="compute"),
+        port("mlx5_1", fabric="compute", **down),
+        port("mlx5_2"),
+        port("mlx5_3", **down | {"state": None}, errors={"link_downed": 2, "odd": "x"}),
+    ])  # fmt: skip
+    told = {"hca": "mlx5_0", "port": 1, "tx_bytes": 5, "rx_bytes": 0, "errors": {"symbol_error": 3}}
+    fleet.sync(node, ports=[told])
+    found = await samples(context)
+    ports = {key: n for key, n in of_name(found, "fabric_ports").items() if n}
+    assert ports == {
+        ("compute", "ACTIVE"): 1, ("compute", "DOWN"): 1, ("ib:01", "ACTIVE"): 1, ("", ""): 1,
+    }  # fmt: skip
+    assert found["llmgw_fabric_ports", (("fabric", "ib:01"), ("state", "DOWN"))] == 0
+    assert of_name(found, "ib_transmit_bytes_per_second") == {("mlx5_0", "n1", "1"): 5}
+    assert of_name(found, "ib_receive_bytes_per_second") == {("mlx5_0", "n1", "1"): 0}
+    assert of_name(found, "ib_errors_total") == {
+        ("symbol_error", "mlx5_0", "n1", "1"): 3, ("link_downed", "mlx5_3", "n1", "1"): 2,
+    }  # fmt: skip
+
+
+async def test_E16_nodes_tell_imex_pressure_and_checks(asyncio_loop, context, fleet):
+    up = fleet.node("up", imex={"state": "READY"})
+    fleet.node("waits", imex={"state": "WAITING_FOR_PEERS"})
+    fleet.node("without")
+    fleet.sync(up, load={"pressure": {"cpu_some": 1.5, "io_full": 0}})
+    checks = [
+        {"name": "driver", "result": "fail", "evidence": "none"},
+        {"name": "disk", "result": "warn", "evidence": "full"},
+    ]
+    fleet.report(up, "checks", checks)
+    found = await samples(context)
+    assert of_name(found, "imex_up") == {("up",): 1, ("waits",): 0}
+    assert of_name(found, "node_pressure_percent") == {
+        ("cpu_some", "up"): 1.5,
+        ("io_full", "up"): 0,
+    }
+    results = of_name(found, "node_checks")
+    assert {key: n for key, n in results.items() if key[0] == "up"} == {
+        ("up", "pass"): 1, ("up", "warn"): 1, ("up", "fail"): 1,
+    }  # fmt: skip
+    assert results["without", "fail"] == 0
 
 
 async def test_odd_names_are_escaped(asyncio_loop, context, fleet):
