@@ -22,7 +22,7 @@ GIB = 1024
 def gpu(index=0, node="n1", **facts):
     """A healthy, free card of 80 GiB."""
     known = {"class_": "H100", "memory_mib": 80 * GIB, "memory_foreign_mib": 0, "healthy": True}
-    return Gpu(uuid=f"{node}-{index}", index=index, **(known | facts))
+    return Gpu(index=index, **({"uuid": f"{node}-{index}"} | known | facts))
 
 
 def node(name="n1", cards=2, **facts):

@@ -130,3 +130,33 @@ def test_the_lowest_free_port_is_next():
 
 def test_every_code_has_a_sentence_and_a_phrase():
     assert set(SENTENCES) == set(PHRASES) == {str(code) for code in Code}
+
+
+def test_E19_slices_serve_shards_of_one_card_only():
+    slices = tuple(gpu(i, class_="H100-1g.10gb", slice=True, memory_mib=9 * GIB) for i in range(3))
+    has = node(gpus=slices)
+    assert refusals(profile(gpu_memory_mib=8 * GIB), has) == ()
+    (reason,) = refusals(profile(gpus=2), has)
+    assert (reason.code, reason.have) == (Code.GPU_SLICE, "gpu 0, gpu 1, gpu 2")
+    mixed = node(gpus=(*slices, gpu(8), gpu(9)))
+    assert refusals(profile(gpus=2), mixed) == ()
+
+
+def test_E02_a_unified_card_takes_from_the_host():
+    card = gpu(memory_mib=120 * GIB, memory_foreign_mib=12 * GIB, unified=True)
+    has = node(gpus=(card,), memory_mib=128 * GIB)
+    share = {"share": True, "gpu_memory_mib": 40 * GIB}
+    assert refusals(profile(**share), has) == (), "the operating system is one of the others"
+    assert refusals(profile(), has) == ()
+    full = node(gpus=(card,), memory_mib=128 * GIB, memory_claimed_mib=100 * GIB)
+    (reason,) = refusals(profile(**share), full)
+    assert (reason.code, reason.need, reason.have) == (
+        Code.MEMORY, "40 GiB", "28 GiB of 128 GiB",
+    )  # fmt: skip
+    (reason,) = refusals(profile(memory_mib=GIB), full)
+    assert (reason.code, reason.need) == (Code.MEMORY, "121 GiB"), "alone it takes all of it"
+    crowded = node(gpus=(gpu(memory_mib=120 * GIB, memory_foreign_mib=100 * GIB, unified=True),))
+    (reason,) = refusals(profile(**share), crowded)
+    assert reason.code == Code.GPU_FOREIGN_USE
+    unknown = node(gpus=(gpu(memory_mib=None, unified=True),))
+    assert Code.MEMORY_UNKNOWN in {r.code for r in refusals(profile(), unknown)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from controller.placement.model import Settings
 from controller.reconcile import lifecycle
 from sql.states import REPLICA
-from tests.placement.made_fleet import model, node, profile, replica, shard, snapshot
+from tests.placement.made_fleet import gpu, model, node, profile, replica, shard, snapshot
 
 NOW = 10_000.0
 
@@ -194,3 +196,14 @@ def test_retry_waits_for_the_backoff():
     assert lifecycle.retry(replica(1, "failed", backoff_until=NOW + 0.1), around) is None
     assert lifecycle.retry(replica(1, "failed", backoff_until=NOW), around).to_state == "pending"
     assert lifecycle.retry(replica(1, "failed"), around).to_state == "pending"
+
+
+def test_E19_a_replica_whose_slice_is_no_more_fails_without_blame():
+    held = shard("ready", "n1", gpus=("MIG-a",))
+    gone = gpu(0, slice=True, gone=True, healthy=False)
+    nodes = [node("n1", gpus=(replace(gone, uuid="MIG-a"), gpu(1)))]
+    move = stepped(replica(1, "ready", held, state_at=NOW - 5), nodes)
+    assert (move.to_state, move.reason, move.restarts) == ("failed", "device gone", 0)
+    assert "MIG-a" in move.error
+    other = [node("n1", gpus=(replace(gone, uuid="MIG-b"), gpu(1, uuid="MIG-a")))]
+    assert stepped(replica(1, "ready", held, state_at=NOW - 5), other) is None
