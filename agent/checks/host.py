@@ -23,7 +23,7 @@ _NO_PROC: Final = "let the agent read /proc and /sys"
 _RAISE: Final = "raise the limit of the agent's service or container"
 _ENGINE: Final = (
     "put llama-server into PATH, or name the environment of vLLM or SGLang in the agent's "
-    "engine_paths (`uv venv ENV && uv pip install -p ENV vllm`)"
+    "engine_venvs (`uv venv ENV && uv pip install -p ENV vllm`)"
 )
 
 
@@ -32,7 +32,9 @@ def cpu(found: Found) -> Verdict | None:
     if found.host is None:
         return warned("the host could not be looked at", _NO_PROC)
     facts = found.host.cpu
-    words = ", ".join(filter(None, (facts.model, facts.arch))) or "of an unknown kind"
+    words = ", ".join(filter(None, (facts.model, facts.arch)))
+    if not words:
+        return warned("the kind of processor is not known", _NO_PROC)
     lacks = next(warnings.cpu(facts), None)
     if lacks:
         remedy = "set the virtual machine's CPU type to host, or use a newer machine"

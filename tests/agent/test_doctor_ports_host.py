@@ -90,6 +90,7 @@ def test_cpu():
     arm = replace(HOST, cpu=Cpu("Neoverse-V2", ("sve", "asimd"), 144, "aarch64"))
     expect(cpu_only(host=arm), "cpu", "pass", "Neoverse-V2", "SVE")
     expect(cpu_only(host=None), "cpu", "warn", "could not be looked at")
+    expect(cpu_only(host=replace(HOST, cpu=Cpu())), "cpu", "warn", "not known")
 
 
 def test_E13_limits_that_leave_too_little():
