@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from controller.placement.ledger import pool_claim
 from controller.placement.model import (
     Claim,
     Create,
@@ -35,6 +36,12 @@ class LiveShard:
     @property
     def over(self):
         return self.shard.state in SHARD_FINAL
+
+
+def _pooled(node, live):
+    """Host memory that live shards hold by unified cards."""
+    held = [(g, s) for g in node.gpus if g.unified for s in live if g.uuid in s.shard.gpus]
+    return sum(pool_claim(g, s.gpu_memory_mib) for g, s in held)
 
 
 @dataclass
@@ -72,7 +79,7 @@ class Fleet:
             state=self.states.get(node.id, "ready"),
             gpus=tuple(replace(g, claims=claims[g.uuid]) for g in node.gpus),
             cpus_claimed=sum(s.cpus for s in live),
-            memory_claimed_mib=sum(s.memory_mib for s in live),
+            memory_claimed_mib=sum(s.memory_mib for s in live) + _pooled(node, live),
             ports_taken=frozenset(s.shard.port for s in live),
             shards_live=len(live),
         )

@@ -20,6 +20,9 @@ STATES = ["ready", "ready", "ready", "cordoned", "draining", "unreachable", "los
 def cards(draw, name):
     count = draw(st.integers(0, 4))
     known = st.sampled_from([80 * GIB, 24 * GIB, None])
+    unified = draw(st.sampled_from([False, False, False, True]))
+    if unified:
+        known = st.sampled_from([12 * GIB, 14 * GIB, None])
     return tuple(
         gpu(
             index,
@@ -28,6 +31,8 @@ def cards(draw, name):
             memory_mib=draw(known),
             memory_foreign_mib=draw(st.sampled_from([0, 0, 0, 100, 30 * GIB, None])),
             healthy=draw(st.sampled_from([True, True, True, False])),
+            slice=draw(st.sampled_from([False, False, False, True])),
+            unified=unified,
         )
         for index in range(count)
     )
