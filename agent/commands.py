@@ -16,8 +16,10 @@ import trio
 
 from agent import database_check, doctor, documents, health, probe_text
 from agent.config import BadConfig, load, plain_probe_config
+from agent.log import quiet
 from agent.machine import Machine
 from agent.probes import gpus
+from agent.probes.fast import card_use
 from agent.probes.inventory import ProbeConfig
 from agent.probes.root import Root
 from agent.probes.weights_scan import WeightsScan
@@ -67,7 +69,7 @@ async def report(root: Root, config: ProbeConfig) -> dict[str, Any]:
         "host": documents.host_document(found, config),
         "load": use["load"],
         "gpus": documents.gpu_documents(found),
-        "gpu_use": use["gpus"],
+        "gpu_use": _use(found, use["gpus"]),
         "ports": documents.port_documents(found.ports.ports),
         "port_use": use["ports"],
         "engines": documents.engine_documents(found.engines),
@@ -75,6 +77,15 @@ async def report(root: Root, config: ProbeConfig) -> dict[str, Any]:
         "weights": await WeightsScan(config.weights, root).read(),
         "checks": doctor.to_documents(doctor.checks(found)),
     }
+
+
+def _use(found: Found, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Use of cards as told quickly, completed by the look before, which could wait for tools."""
+    seen = [document for card in found.gpus.cards for document in card_use(card, ())]
+    documents = {document["uuid"]: document for document in seen}
+    for document in told:
+        documents[document["uuid"]] = documents.get(document["uuid"], {}) | document
+    return list(documents.values())
 
 
 class Place(click.Path):
@@ -97,7 +108,8 @@ def probe(
     root = _root(prefix, path)
     settings, _ = _settings(config, root)
     settings = replace(settings, weights=(*settings.weights, *dirs))
-    found = trio.run(report, root, settings)
+    with quiet():
+        found = trio.run(report, root, settings)
     click.echo(json.dumps(found, indent=2) if as_json else probe_text.page(found), nl=as_json)
 
 
@@ -119,7 +131,8 @@ def examine(prefix: Path | None, path: str | None, config: Path | None, as_json:
     """Check this machine: what is wrong, the evidence, and what to do. Exit 1 on a failure."""
     root = _root(prefix, path)
     settings, database = _settings(config, root)
-    checks = trio.run(diagnose, root, settings, database)
+    with quiet():
+        checks = trio.run(diagnose, root, settings, database)
     if as_json:
         click.echo(json.dumps(doctor.to_documents(checks), indent=2))
     else:

@@ -63,8 +63,10 @@ def host_document(found: Found, config: ProbeConfig) -> dict[str, Any]:
 def _warnings(found: Found) -> Iterator[str]:
     yield from warnings.cpu(found.host.cpu if found.host else host.Cpu())
     yield from warnings.disks(found.disks)
-    yield from warnings.gpus(found.gpus.error)
+    answering = any(not card.problems for card in found.gpus.cards)
+    yield from warnings.gpus(found.gpus.error, answering)
     yield from (warnings.nameless(card) for card in found.gpus.cards if gpus.key(card) is None)
+    yield from warnings.unnamed_slices(found.gpus.cards)
     if found.ports.error and (found.ports.ports or found.pci.error):
         yield f"fabric ports: {found.ports.error}"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 FILE_BYTES = 8 << 20
@@ -83,3 +85,21 @@ def configure(path: Path, node: str, level: str = "info") -> BoundedFile:
     )
     structlog.contextvars.bind_contextvars(node=node)
     return file
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log lines within: for commands whose output is their answer, JSON among others.
+
+    What the log would say of a machine is in the answer itself.
+    """
+    before = structlog.get_config()
+    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _drop(*_: object) -> str:
+    raise structlog.DropEvent

@@ -21,6 +21,7 @@ def page(found: Mapping[str, Any]) -> str:
     sections = (
         ("Host", _host(host, found.get("load") or {})),
         ("GPUs", _gpus(found["gpus"], host)),
+        ("Use of GPUs", _use(found["gpus"] or [], found.get("gpu_use") or [])),
         ("Findings", _findings(found["gpus"] or [])),
         ("Wiring", _matrix(found["gpus"] or [])),
         ("Multi-node NVLink", _nvlink(host)),
@@ -131,6 +132,60 @@ def _gpus(cards: list[Document] | None, host: Document) -> list[str]:
 
 def _memory(card: Document) -> str | None:
     return None if "memory_mib" not in card else f"{card['memory_mib']} MiB"
+
+
+def _use(cards: list[Document], told: list[Document]) -> list[str]:
+    """What cards do and how they are; a column that no card fills is left out."""
+    use = {document["uuid"]: document for document in told}
+    rows = [_use_row(card, use.get(card["uuid"], {})) for card in cards]
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    if not names:
+        return []
+    numbered = zip(cards, rows, strict=True)
+    return table(
+        [("GPU", *names), *((_label(card), *map(row.get, names)) for card, row in numbered)]
+    )
+
+
+def _use_row(card: Document, use: Document) -> dict[str, str | None]:
+    detail = card.get("detail", {})
+    clocks, pcie = detail.get("clocks", {}), detail.get("pcie", {})
+    gen, width = _with(pcie.get("gen"), "", "gen "), _with(pcie.get("width"), "", "x")
+    ecc, repair, links = detail.get("ecc", {}), detail.get("repair", {}), detail.get("nvlinks")
+    active = sum(link.get("active") is True for link in links or ())
+    return {
+        "USED": _with(use.get("memory_used_mib"), " MiB"),
+        "FOREIGN": _with(use.get("memory_foreign_mib"), " MiB"),
+        "BUSY": _with(use.get("utilization_percent"), " %"),
+        "TEMP": _with(use.get("temperature_c"), " C"),
+        "POWER": _slash(use.get("power_w"), detail.get("power_limit_w"), " W"),
+        "SM CLOCK": _slash(clocks.get("sm"), clocks.get("sm_max"), " MHz"),
+        "PCIE": _joined_words(
+            _with(pcie.get("gen"), "", "gen "), _with(pcie.get("width"), "", "x")
+        ),
+        "NVLINKS": f"{active}/{len(links)}" if links else None,
+        "ECC": "off" if ecc.get("enabled") is False else _with(ecc.get("uncorrected"), " bad"),
+        "REPAIRS": _joined_words(
+            _slash(repair.get("uncorrected"), repair.get("corrected"), ""),
+            "pending" if repair.get("pending") else None,
+            "failed" if repair.get("failed") else None,
+        ),
+        "THROTTLE": ", ".join(detail.get("throttle", ())) or None,
+    }
+
+
+def _with(value: float | None, unit: str, before: str = "") -> str | None:
+    return None if value is None else f"{before}{round(value, 1):.10g}{unit}"
+
+
+def _slash(part: float | None, whole: float | None, unit: str) -> str | None:
+    if part is None:
+        return None
+    return f"{part:g}{unit}" if whole is None else f"{part:g}/{whole:g}{unit}"
+
+
+def _joined_words(*words: str | None) -> str | None:
+    return " ".join(word for word in words if word) or None
 
 
 def _findings(cards: list[Document]) -> list[str]:

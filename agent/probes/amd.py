@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from agent.probes import amd_smi, amd_sysfs, rocm_smi
+from agent.probes import amd_smi, amd_sysfs, gpus, rocm_smi
 from agent.probes.card import Ecc, Gpu, Gpus
 from agent.probes.root import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from agent.probes.root import Root, ToolResult
 
@@ -47,14 +47,14 @@ async def read(root: Root, timeout_s: float = TIMEOUT_S) -> Gpus:
     if kernel.cards:
         missing = why or "amd-smi, rocm-smi: no such program in PATH"
         cards = tuple(replace(card, index=at) for at, card in enumerate(kernel.cards))
-        return replace(kernel, cards=unlike(cards), error=f"{missing}; cards read from sysfs")
+        return replace(kernel, cards=gpus.unlike(cards), error=f"{missing}; cards read from sysfs")
     return Gpus(error=why)
 
 
 async def read_fast(root: Root) -> Gpus:
     """Cards with memory, use, temperature and power as the kernel knows them; milliseconds."""
     kernel = await _kernel(root)
-    return replace(kernel, cards=unlike(kernel.cards))
+    return replace(kernel, cards=gpus.unlike(kernel.cards))
 
 
 async def _kernel(root: Root) -> Gpus:
@@ -123,7 +123,7 @@ async def _completed(root: Root, found: Gpus, kernel: Gpus) -> Gpus:
 
     cards = await bounded(look, key="amd cards", timeout_s=SYSFS_TIMEOUT_S) or found.cards
     version = found.driver_version or kernel.driver_version
-    return replace(found, cards=unlike(cards), driver_version=version)
+    return replace(found, cards=gpus.unlike(cards), driver_version=version)
 
 
 def _ours(root: Root, card: Gpu) -> bool:
@@ -158,17 +158,3 @@ def filled(card: Gpu, kernel: Gpu | None) -> Gpu:
     pcie = card.pcie if card.pcie.width and card.pcie.width_max else kernel.pcie
     gaps["uuid"] = kernel.uuid or card.uuid
     return replace(card, **gaps, ecc=ecc, pcie=pcie)
-
-
-def unlike(cards: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The cards with each UUID once: parts of one partitioned card share it.
-
-    The parts behind the first are known by their PCI address instead.
-    """
-    seen: set[str] = set()
-    told = []
-    for card in cards:
-        twice = card.uuid in seen
-        told.append(replace(card, uuid=None) if twice else card)
-        seen.update((card.uuid,) if card.uuid else ())
-    return tuple(told)

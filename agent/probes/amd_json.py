@@ -43,9 +43,11 @@ def document(text: str) -> object | None:
 def said(text: str) -> str:
     """What a tool printed instead of a document: its first line."""
     lines = (line.strip()[:200] for line in text[:65536].splitlines())
-    first = next((line for line in lines if line), "no output")
+    first = next((line for line in lines if line.strip("= ")), "no output")
     if first in {"[]", "{}"}:
         return "no cards"
+    if first.startswith("=="):
+        return f"text instead of JSON, without a line for each card: {first.strip('= ')}"
     return f"not readable: {first}" if first[0] in "[{" else first
 
 

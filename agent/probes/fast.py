@@ -95,15 +95,14 @@ def _sliced(card: Gpu, slices: Mapping[str, tuple[MigDevice, ...]]) -> Gpu:
 def card_use(
     card: Gpu, own_pids: Collection[int], pool: tuple[int | None, int | None] | None = None
 ) -> list[dict[str, Any]]:
-    """Use of a card and of its slices; nothing of a card that has lost its UUID. Pure.
+    """Use of a card and of its slices; nothing of a card of which nothing is known. Pure.
 
     `pool` is host memory in use and what our engines hold of it, for a card that shares it (E02).
     """
-    if card.uuid is None:
-        return []
+    key = gpus.key(card)
     others = [p.pid for p in card.processes or () if p.pid not in own_pids]
     document = known(
-        uuid=card.uuid,
+        uuid=key,
         memory_used_mib=card.memory_used_mib,
         memory_foreign_mib=gpus.foreign_memory(card, own_pids),
         foreign_pids=others[:MAX_FOREIGN_PIDS] or None,
@@ -115,7 +114,10 @@ def card_use(
         used, own = pool
         foreign = None if used is None or own is None else max(0, used - own)
         document |= {"memory_used_mib": used, "memory_foreign_mib": foreign}
-    return [document, *(slice_use(card, number, own_pids) for number in range(len(card.slices)))]
+    if key is None or len(document) == 1:
+        return []
+    named = (number for number, part in enumerate(card.slices) if part.uuid is not None)
+    return [document, *(slice_use(card, number, own_pids) for number in named)]
 
 
 def slice_use(card: Gpu, number: int, own_pids: Collection[int]) -> dict[str, Any]:

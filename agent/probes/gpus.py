@@ -212,3 +212,18 @@ def placed(root: Root, card: Gpu) -> Gpu:
     """The card with its NUMA node by sysfs, else as the driver told it. Blocking."""
     node = numa_node(root, card.pci_bus_id)
     return card if node is None else replace(card, numa=node)
+
+
+def unlike(cards: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The cards with each UUID once: parts of one partitioned AMD card share it.
+
+    The cards behind the first are known by their PCI address instead. A card that is told twice,
+    UUID and address, is one card.
+    """
+    seen: set[str | None] = set()
+    told: dict[object, Gpu] = {}
+    for at, card in enumerate(cards):
+        one = replace(card, uuid=None) if card.uuid in seen else card
+        seen.update((card.uuid,) if card.uuid else ())
+        told.setdefault(at if card.pci_bus_id is None else (card.uuid, card.pci_bus_id), one)
+    return tuple(told.values())

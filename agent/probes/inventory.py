@@ -156,6 +156,7 @@ async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = Non
     only, unless `child` is given.
     """
     found = await _nvidia(root, fast, child)
+    found = replace(found, cards=gpus.unlike(found.cards))
     other = await (amd.read_fast(root) if fast else amd.read(root))
     if not fast:
         found = await _complete(root, found)

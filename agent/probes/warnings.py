@@ -42,13 +42,28 @@ def disks(facts: Iterable[Disk]) -> Iterator[str]:
             )
 
 
-def gpus(error: str | None) -> Iterator[str]:
-    """GPUs out of reach, in the words of their probe."""
+def gpus(error: str | None, answering: bool) -> Iterator[str]:
+    """GPUs out of reach, in the words of their probe; with some `answering`, what they miss."""
     if error:
-        yield f"GPUs cannot be asked: {error}"
+        yield (
+            f"GPUs, asked with trouble: {error}" if answering else f"GPUs cannot be asked: {error}"
+        )
 
 
 def nameless(card: Gpu) -> str:
     """A card that is too lost to have a row of its own."""
     number = "?" if card.index is None else card.index
     return f"GPU {number} has neither UUID nor address: {', '.join(card.problems)}"
+
+
+def unnamed_slices(cards: Iterable[Gpu]) -> Iterator[str]:
+    """MIG devices that nothing can be started on, because engines are given them by their UUID."""
+    for card in cards:
+        unnamed = sum(part.uuid is None for part in card.slices)
+        if unnamed:
+            number = "?" if card.index is None else card.index
+            yield (
+                f"GPU {number}: the UUIDs of {unnamed} MIG devices are not known, so they cannot "
+                "be used; see that `nvidia-smi -L` lists them and that the agent may open "
+                "/dev/nvidia-caps"
+            )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.probes import amd, amd_json, amd_smi, amd_sysfs, rocm_smi
+from agent.probes import amd, amd_json, amd_smi, amd_sysfs, gpus, rocm_smi
 from agent.probes.amd_smi import Documents
 from agent.probes.card import Ecc, Gpu, Pcie, Process
 
@@ -325,7 +325,7 @@ async def test_kernel_capture(captures: Path, machine: Callable[..., Root]):
 
 
 def test_parts_of_one_card_do_not_share_a_uuid():
-    parts = amd.unlike([Gpu(uuid="GPU-1"), Gpu(uuid="GPU-1"), Gpu(), Gpu()])
+    parts = gpus.unlike([Gpu(uuid="GPU-1"), Gpu(uuid="GPU-1"), Gpu(), Gpu()])
     assert [part.uuid for part in parts] == ["GPU-1", None, None, None]
 
 
