@@ -31,10 +31,15 @@ READS = [
     "keys",
     "keys list",
     "node show n2",
+    "doctor n1",
+    "events",
+    "nvlink",
+    "fabrics",
 ]
 WRITES = [
     "cordon n1", "uncordon n1", "drain n1", "node enroll n7", "node revoke n2", "keys create k",
     "scale tiny --min 2",
+    "gpu mark n1 1 unhealthy --reason fan",
     "model remove tiny", "drain n3 --wait --timeout 1s",
 ]  # fmt: skip
 REFUSED = {
@@ -52,6 +57,11 @@ REFUSED = {
     "node revoke nope": 1,
     "logs nope": 1,
     "logs n3": 1,
+    "doctor nope": 1,
+    "gpu mark nope 0 healthy --reason x": 1,
+    "gpu forget n1 0": 1,
+    "topology nope": 1,
+    "topology nope --scan": 1,
     "db status": 1,
     "db upgrade": 1,
     "nodez": 2,
@@ -63,6 +73,9 @@ REFUSED = {
     "scale tiny --min x": 2,
     "drain n1 --timeout soon": 2,
     "decisions --since yesterday": 2,
+    "events --since soon": 2,
+    "gpu mark n1 0 healthy": 2,
+    "topology": 2,
     "logs n1 -f": 2,
     "db psql": 2,
     "drain n1 --wait --timeout 0s": 124,
