@@ -24,16 +24,15 @@ RACK = 18
 LINKS = 18
 SUBNET_MANAGER = "946dae03008aeb40"
 NETWORK = "10.1.0.0/16"
-FLAGS = tuple(
-    """fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush dts acpi mmx
+_FLAGS = """
+    fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush dts acpi mmx
     fxsr sse sse2 ss ht tm pbe syscall nx pdpe1gb rdtscp lm constant_tsc art arch_perfmon pebs bts
     rep_good nopl xtopology nonstop_tsc cpuid aperfmperf tsc_known_freq pni pclmulqdq dtes64
     monitor ds_cpl vmx smx est tm2 ssse3 sdbg fma cx16 xtpr pdcm pcid dca sse4_1 sse4_2 x2apic
     movbe popcnt tsc_deadline_timer aes xsave avx f16c rdrand lahf_lm abm 3dnowprefetch bmi1 avx2
     smep bmi2 erms invpcid cqm rdt_a avx512f avx512dq rdseed adx smap avx512ifma clflushopt clwb
     intel_pt avx512cd sha_ni avx512bw avx512vl xsaveopt xsavec xgetbv1 xsaves avx_vnni avx512_bf16
-    wbnoinvd amx_bf16 avx512_fp16 amx_tile amx_int8""".split()
-)
+    wbnoinvd amx_bf16 avx512_fp16 amx_tile amx_int8"""
 CHECKS = (
     ("driver", "driver 580.95.05, CUDA 13.0, 8 cards by NVML"),
     ("cards", "8 of 8 cards on PCI answer"),
@@ -196,7 +195,9 @@ def look(node: SimNode, findings: dict[int, tuple[Finding, ...]], missing: set[s
             node.name,
             "Ubuntu 24.04.3 LTS (simulated)",
             "6.8.0-85-generic",
-            host.Cpu("Simulated 8592 Plus", FLAGS, max(1, round(group.cpus)), group.arch),
+            host.Cpu(
+                "Simulated 8592 Plus", tuple(_FLAGS.split()), max(1, round(group.cpus)), group.arch
+            ),
             memory,
             layout=Layout(2, max(1, round(group.cpus / 2)), max(1, round(group.cpus / 4)), True, 0),
             numa_nodes=2,

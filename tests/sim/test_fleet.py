@@ -15,7 +15,7 @@ def test_nodes_have_names_and_addresses_of_their_own():
     nodes = uniform(1200, 8).nodes()
     assert len({node.name for node in nodes}) == len({node.address for node in nodes}) == 1200
     assert nodes[7].name == "gpu-0007"
-    assert [card["index"] for card in nodes[7].gpus()] == list(range(8))
+    assert [card.index for card in nodes[7].cards()] == list(range(8))
 
 
 def test_a_typo_is_named():

@@ -1,0 +1,18 @@
+"""`ops/bench`: one sub-command per benchmark; each prints a table and writes JSON on request."""
+
+from __future__ import annotations
+
+import click
+
+from ops.benchmarks.discovery import discovery
+
+
+@click.group()
+def main() -> None:
+    """Measure what parts of llmgw cost on this machine."""
+
+
+main.add_command(discovery)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The benchmarks run and their figures have the right shape; how fast anything is, no test asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from ops.benchmarks import postgres, processes
+from ops.benchmarks.discovery import PHASES, measure_fleet
+from ops.simulation.fleet import uniform
+from ops.simulation.node import SimMachine
+
+FAST_TABLE, SLOW_TABLES = "node_load", {"gpu", "ib_port", "node_check", "weight", "disk", "engine"}
+
+
+@pytest.mark.slow
+async def test_a_small_fleet_is_measured_in_every_phase():
+    phases = await measure_fleet(4, 3.0, 2.0, shared=0, start_s=1.0)
+    assert list(phases) == ["start", *PHASES]
+    for found in phases.values():
+        assert found["seconds"] >= 2.0
+        assert 0 <= found["cpu_percent"] < 400
+        assert found["agents_cpu_percent"] > 0
+        assert found["transactions_per_s"] > 0
+        assert found["calls_per_s"]["sync"] > 0
+    start = phases["start"]
+    assert start["tables"]["node"]["updated"] > 0
+    assert start["tables"].keys() >= SLOW_TABLES
+    assert start["tables"]["gpu"]["inserted"] == 4 * 8
+    assert start["tables"]["weight"]["inserted"] >= 4 * 20
+    assert start["wal_bytes_per_s"] > 0
+    assert FAST_TABLE in phases["everything"]["tables"]
+    assert FAST_TABLE in phases["no slow facts"]["tables"]
+    assert FAST_TABLE not in phases["no fast facts"]["tables"]
+    assert FAST_TABLE not in phases["beats only"]["tables"]
+    assert phases["beats only"]["tables"]["beat"]["updated"] > 0
+
+
+def test_shares_are_of_the_period_and_name_what_was_written():
+    was = postgres.Reading(10.0, 1.0, {7: ("agents", 0.5)}, {"wal_bytes": 0}, {})
+    row = dict.fromkeys(postgres.COUNTED, 0) | {"dead": 3, "live": 9, "bytes": 8192}
+    was.tables.update(beat=row, gpu=row)
+    now = postgres.Reading(
+        20.0, 3.0, {7: ("agents", 2.0), 8: ("checkpointer", 0.1)}, {"wal_bytes": 500},
+        {"beat": {**row, "updated": 8, "hot": 6}, "gpu": row},
+    )  # fmt: skip
+    found = postgres.between(was, now)
+    assert found["cpu_percent"] == 20.0
+    assert found["cpu_percent_by_process"] == {
+        "agents": 15.0, "checkpointer": 1.0, "postmaster and ended": 4.0,
+    }  # fmt: skip
+    assert found["wal_bytes_per_s"] == 50.0
+    assert list(found["tables"]) == ["beat"]
+    assert found["tables"]["beat"]["hot_percent"] == 75.0
+
+
+def test_a_process_tree_keeps_the_time_of_children_that_ended():
+    tree = {1: processes.Times(0, 1.0, 4.0), 2: processes.Times(1, 2.0, 0.0)}
+    assert processes.spent_s(tree) == 7.0
+
+
+async def test_a_simulated_machine_reports_all_that_a_real_one_can():
+    machine = SimMachine(uniform(1, 8).nodes()[0])
+    slow = await machine.slow()
+    assert len(slow["gpus"]) == 8
+    assert slow["gpus"][0].keys() >= {"paths", "detail", "findings", "cluster_uuid", "clique"}
+    assert [port["link_layer"] for port in slow["ports"]].count("InfiniBand") == 8
+    assert len(slow["ports"]) == 12
+    assert slow["host"].keys() >= {"machine", "nvlink", "imex"}
+    assert slow["host"]["nvlink"]["state"] == "joined"
+    assert len(slow["disks"]) == 6
+    assert len(slow["checks"]) == 20
+    first, second = await machine.fast(set()), await machine.fast(set())
+    assert first["gpus"] != second["gpus"]
+    assert first["load"].keys() >= {"pressure", "cpu_percent", "memory_used_mib"}
+    assert {"tx_bytes", "rx_bytes"} <= first["ports"][0].keys()
+
+
+async def test_slow_facts_stay_equal_but_for_a_finding_now_and_then():
+    machine = SimMachine(uniform(1, 8).nodes()[0])
+    calm = [await machine.slow() for _ in range(5)]
+    assert all(document == calm[0] for document in calm)
+    machine.unrest = 1.0
+    hot, cool = await machine.slow(), await machine.slow()
+    assert [bool(card["findings"]) for card in hot["gpus"]].count(True) == 1
+    assert cool == calm[0]
