@@ -52,8 +52,8 @@ def _doctor_text(session: Session, found: list[dict[str, Any]], everything: bool
     return lines(
         session.out.table(CHECK_COLUMNS, rows) if shown else "",
         *remedies,
-        f"{nodes} nodes: {count['pass']} checks passed, {count['warn']} warn, "
-        f"{count['fail']} failed",
+        f"{nodes} {'node' if nodes == 1 else 'nodes'}: {count['pass']} passed, "
+        f"{count['warn']} warn, {count['fail']} failed",
     )
 
 

@@ -110,10 +110,10 @@ begin
         raise exception 'no live node has an active port on fabric %', wanted using errcode = 'LG003';
     end if;
     update llmgw_core.fabric_scan set asked_at = clock_timestamp(), asked_by = p_actor, scanner = chosen.node_id, hca = chosen.hca,
-        port = chosen.port, scanned_at = null, error = null where key = wanted;
+        port = chosen.port, scanned_at = null, error = null where key = wanted returning * into known;
     insert into llmgw_core.ask (node_id, kind, fabric, hca, port) values (chosen.node_id, 'scan', wanted, chosen.hca, chosen.port);
     perform llmgw_core.audited(p_actor, 'scan', 'fabric ' || wanted, jsonb_build_object('scanner', chosen.node_id));
-    return jsonb_build_object('fabric', wanted, 'scanner', chosen.node_id, 'asked_at', clock_timestamp(), 'under_way', true);
+    return jsonb_build_object('fabric', wanted, 'scanner', known.scanner, 'asked_at', known.asked_at, 'under_way', true);
 end $$;
 comment on function llmgw.fabric_scan_v1(text, text) is 'Asks one live node on a physical InfiniBand fabric to map it; a scan under way is returned, not doubled.';
 

@@ -105,13 +105,13 @@ async def test_E16_doctor_tells_failures_first_with_evidence_and_remedy(bare, bu
     assert rows[1].split() == ["gpu1", "gpu", "1", "fail", "Xid", "79"]
     assert rows[2].split() == ["gpu1", "imex", "warn", "1", "channel"]
     assert rows[3:5] == ["gpu1 gpu 1: Reset the card.", "gpu1 imex: Set more channels."]
-    assert rows[5] == "2 nodes: 3 checks passed, 1 warn, 1 failed"
+    assert rows[5] == "2 nodes: 3 passed, 1 warn, 1 failed"
     one = await bare("doctor", "gpu1")
     assert one.code == 1
     assert "570.1" in one.out
     assert "last seen" in line_of(one.out, "agent")
     healthy = await bare.good("doctor", "cpu1")
-    assert healthy.endswith("1 nodes: 1 checks passed, 0 warn, 0 failed\n")
+    assert healthy.endswith("1 node: 1 passed, 0 warn, 0 failed\n")
     assert line_of(await bare.good("doctor", "cpu1", "--all"), "last seen")
     assert "570.1" in (await bare("doctor", "--all")).out
     document = (await bare("doctor", "--json")).document
@@ -124,7 +124,7 @@ async def test_E16_doctor_tells_failures_first_with_evidence_and_remedy(bare, bu
 
 async def test_doctor_of_a_healthy_fleet_is_one_line(bare, builder):
     builder.node("cpu1")
-    assert await bare.good("doctor") == "1 nodes: 1 checks passed, 0 warn, 0 failed\n"
+    assert await bare.good("doctor") == "1 node: 1 passed, 0 warn, 0 failed\n"
 
 
 async def test_E20_marks_overrule_and_are_kept_with_their_reason(bare, builder, machine):

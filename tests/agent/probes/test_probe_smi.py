@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import documents
 from agent.probes import card, gpus, inventory, smi, values
 from agent.probes.card import Ecc, Process, Repair
 from agent.probes.inventory import ProbeConfig
@@ -154,15 +155,16 @@ def test_class_from_the_name(name, word):
 
 
 async def test_no_tool_and_no_driver_means_no_gpus(machine):
-    assert await inventory.gpu_facts(machine({})) == ([], None)
+    found = await inventory.read_gpus(machine({}))
+    assert (found.cards, found.error) == ((), None)
 
 
 async def test_tool_that_fails_says_why(machine):
     root = machine({}, {"nvidia-smi": "echo 'Failed to initialize NVML: Unknown Error'; exit 255"})
-    assert (await inventory.gpu_facts(root))[0] == []
-    facts = await inventory.slow_facts(root, ProbeConfig())
-    assert facts.gpus is None, "no answer is not the word that all cards are gone"
-    [warning] = facts.host["warnings"]
+    found = await inventory.look(root, ProbeConfig())
+    told = documents.gpu_documents(found)
+    assert told is None, "no answer is not the word that all cards are gone"
+    [warning] = documents.host_document(found, ProbeConfig())["warnings"]
     assert "nvidia-smi -q -x: Failed to initialize NVML: Unknown Error; in a container" in warning
 
 
