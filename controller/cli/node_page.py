@@ -22,6 +22,7 @@ GPU_COLUMNS: Final = (
 PORT_COLUMNS: Final = (
     "PORT", "LINK", "STATE", "RATE", "FABRIC", "PHYSICAL", "TX", "RX", "ERRORS",
 )  # fmt: skip
+FEW: Final = 6
 DISK_COLUMNS: Final = ("MOUNT", "FILESYSTEM", "KIND", "FREE", "TOTAL", "WEIGHTS")
 
 
@@ -57,8 +58,14 @@ def _facts(node: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "nvlink", _nvlink(node)
     yield "imex", _imex(node)
     yield "engines", joined(node.get("engines"))
-    yield "weights", joined(node.get("models_on_disk"))
+    yield "weights", _few(node.get("models_on_disk", []))
     yield "agent", node.get("agent_version")
+
+
+def _few(names: list[str]) -> str:
+    """The first names and how many more; `llmgwctl weights` has all."""
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return f"{joined(names[:FEW])}{more}"
 
 
 def _processor(node: dict[str, Any], machine: dict[str, Any]) -> Iterator[str]:
@@ -202,7 +209,7 @@ def _ports(session: Session, found: list[dict[str, Any]]) -> str:
          f"{p['rate_gbps']:g} Gb/s" if "rate_gbps" in p else "-", p.get("fabric"),
          p.get("physical") or p.get("sm_error"), rate(p.get("tx_bytes")), rate(p.get("rx_bytes")),
          joined(f"{name} {n}" for name, n in sorted(p.get("errors", {}).items())))
-        for p in found
+        for p in sorted(found, key=lambda port: (_natural(port["hca"]), port["port"]))
     )  # fmt: skip
     return session.out.table(PORT_COLUMNS, rows) if found else ""
 
