@@ -105,8 +105,13 @@ class Facts:
         self._fast_at = trio.current_time()
 
     def fast(self) -> dict[str, Any]:
-        """The fast facts taken last; empty when that is too long ago."""
-        return self._fast if trio.current_time() - self._fast_at < FAST_VALID_S else {}
+        """The fast facts taken last, once; empty until new ones are taken, or when too old.
+
+        An idle agent comes more often than facts are taken: saying them again would more than
+        double what a fleet costs the database. Lost on the way, they are missed for one sample.
+        """
+        taken, self._fast = self._fast, {}
+        return taken if trio.current_time() - self._fast_at < FAST_VALID_S else {}
 
     async def report(self, door: Door, secret: str) -> None:
         """Probe all slow facts and send those that changed. A bad document costs only itself."""

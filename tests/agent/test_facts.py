@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
-from agent.facts import steady
+from agent.facts import FAST_VALID_S, Facts, steady
 from agent.probes.scan import Scan
+from agent.probes.weights_scan import WeightsScan
 from sql.errors import DatabaseAway
-from tests.agent.conftest import Node, until
+from tests.agent.conftest import Node, PaperProbes, until
 
 XID = {"kind": "xid", "object": "GPU-a", "now": "xid_79"}
 
@@ -92,3 +94,20 @@ async def test_a_scan_that_asks_for_nonsense_costs_only_itself(node: Node) -> No
 def test_numbers_that_always_move_are_no_news(document: object, same: object) -> None:
     assert steady(document) == steady(same)
     assert steady({"memory_mib": 1}) != steady({"memory_mib": 2})
+
+
+async def test_fast_facts_are_said_once_for_each_time_they_are_taken() -> None:
+    facts = Facts(PaperProbes(), WeightsScan([]), list)
+    assert facts.fast() == {}
+    await facts.refresh(set())
+    assert facts.fast().keys() == {"load", "gpus", "ports"}
+    assert facts.fast() == {}, "said again it would cost the database and tell nothing"
+    await facts.refresh(set())
+    assert facts.fast().keys() == {"load", "gpus", "ports"}
+
+
+async def test_fast_facts_that_have_become_old_are_not_said(autojump_clock: object) -> None:
+    facts = Facts(PaperProbes(), WeightsScan([]), list)
+    await facts.refresh(set())
+    await trio.sleep(FAST_VALID_S)
+    assert facts.fast() == {}
