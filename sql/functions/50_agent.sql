@@ -124,8 +124,8 @@ language sql security definer set search_path = llmgw_core, pg_temp as $$
          from jsonb_array_elements(list_or_empty(p_report->'gpus')) g where g->>'uuid' is not null),
         (select jsonb_object_agg(concat_ws('/', p->>'hca', p->>'port'), jsonb_strip_nulls(jsonb_build_object(
             'tx_bytes', number_of(p->'tx_bytes')::bigint, 'rx_bytes', number_of(p->'rx_bytes')::bigint,
-            'errors', (select jsonb_object_agg(left(c, 60), number_of(n)::bigint) from jsonb_each(case jsonb_typeof(p->'errors')
-                when 'object' then p->'errors' else '{}' end) x(c, n) where number_of(n) > 0))))
+            'errors', case jsonb_typeof(p->'errors') when 'object' then (
+                select jsonb_object_agg(left(c, 60), number_of(n)::bigint) from jsonb_each(p->'errors') x(c, n) where number_of(n) > 0) end)))
          from (select p from jsonb_array_elements(list_or_empty(p_report->'ports')) p limit 128) listed where p->>'hca' is not null),
         (select jsonb_object_agg(name, number_of(n)) from jsonb_each(case jsonb_typeof(p_report->'load'->'pressure')
             when 'object' then p_report->'load'->'pressure' else '{}' end) x(name, n)
@@ -179,8 +179,9 @@ begin
     end if;
     select * into was from llmgw_core.beat where node_id = me;
     -- A delayed report of the same agent must not undo what a later one said.
-    if was.boot is distinct from said_boot or was.applied_gen is null or said_gen is null or said_gen >= was.applied_gen then
-        moved := llmgw_core.sync_shards(me, coalesce(p_report->'shards', '[]'));
+    if p_report->'shards' <> '[]'  -- most nodes of an idle fleet have none, and come a hundred times a second
+        and (was.boot is distinct from said_boot or was.applied_gen is null or said_gen is null or said_gen >= was.applied_gen) then
+        moved := llmgw_core.sync_shards(me, p_report->'shards');
     end if;
     if moved then
         perform nextval('llmgw_core.change');
