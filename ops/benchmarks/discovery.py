@@ -104,9 +104,10 @@ class Fleet:
     async def say_again(self) -> None:
         """Node after node forgets what it said, as in a fleet that did not start in one instant."""
         while True:
-            for facts in self.facts:
+            for machine, facts in zip(self.machines, self.facts, strict=True):
                 await trio.sleep(RESEND_S / len(self.facts))
-                facts.forget()
+                if machine.tells_slow:
+                    facts.forget()
 
 
 @dataclass(frozen=True, slots=True)

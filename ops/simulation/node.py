@@ -48,8 +48,12 @@ class SimMachine:
         # Seeded by the node, so that a run can be repeated.
         self._chance = random.Random(node.name)
         self._ports = {
-            (name, 1): Counters(self._chance.randrange(10**15), self._chance.randrange(10**15))
-            for name in hardware.nics(node)
+            (name, 1): Counters(
+                self._chance.randrange(10**15),
+                self._chance.randrange(10**15),
+                {"link_downed": number % 4},
+            )
+            for number, name in enumerate(hardware.nics(node))
         }
         self._ports_at: float | None = None
         self._hot: dict[int, tuple[Finding, ...]] = {}
@@ -112,7 +116,7 @@ class SimMachine:
         return Counters(
             (counters.tx_bytes or 0) + round(speed * seconds),
             (counters.rx_bytes or 0) + round(speed * seconds),
-            {"link_downed": 1},
+            counters.errors,
         )
 
     async def watch(self) -> None:
@@ -127,12 +131,12 @@ class SimMachine:
 class SimWeights:
     """Stands where agent.probes.weights_scan.WeightsScan does: an invented filer."""
 
-    def __init__(self, node: SimNode, machine: SimMachine) -> None:
-        self._node, self._machine = node, machine
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
 
-    async def read(self, local: list[str]) -> list[dict[str, Any]] | None:
-        """Models on the filer; None while slow facts are not told."""
-        return hardware.weights(self._node) if self._machine.tells_slow else None
+    async def read(self, local: list[str]) -> list[dict[str, Any]]:
+        """Models on the filer."""
+        return hardware.weights(self._node)
 
 
 class SimState:
@@ -205,7 +209,7 @@ def build(
         door=door,
         state=state,
         shards=shards,
-        facts=Facts(machine, SimWeights(node, machine), shards.sources),  # type: ignore[arg-type]
+        facts=Facts(machine, SimWeights(node), shards.sources),  # type: ignore[arg-type]
         engine_log_bytes=1 << 20,
     )
     return agent, machine
