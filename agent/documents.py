@@ -67,7 +67,7 @@ def _warnings(found: Found) -> Iterator[str]:
     yield from warnings.gpus(found.gpus.error, answering)
     yield from (warnings.nameless(card) for card in found.gpus.cards if gpus.key(card) is None)
     yield from warnings.unnamed_slices(found.gpus.cards)
-    if found.ports.error and (found.ports.ports or found.pci.error):
+    if found.ports.error:
         yield f"fabric ports: {found.ports.error}"
 
 
@@ -91,6 +91,9 @@ def _machine(found: Found) -> dict[str, Any]:
         gpu_source=found.gpus.source,
         pci_accelerators=counts or None,
         nvswitches=len(found.pci.nvswitches()) or None,
+        pci_error=found.pci.error,
+        wiring_error=found.wiring_error,
+        services_error=next((s.error for s in found.services.values() if s.state is None), None),
         services={
             name: service.state
             for name, service in found.services.items()

@@ -160,9 +160,7 @@ def _use_row(card: Document, use: Document) -> dict[str, str | None]:
         "TEMP": _with(use.get("temperature_c"), " C"),
         "POWER": _slash(use.get("power_w"), detail.get("power_limit_w"), " W"),
         "SM CLOCK": _slash(clocks.get("sm"), clocks.get("sm_max"), " MHz"),
-        "PCIE": _joined_words(
-            _with(pcie.get("gen"), "", "gen "), _with(pcie.get("width"), "", "x")
-        ),
+        "PCIE": _joined_words(gen, width),
         "NVLINKS": f"{active}/{len(links)}" if links else None,
         "ECC": "off" if ecc.get("enabled") is False else _with(ecc.get("uncorrected"), " bad"),
         "REPAIRS": _joined_words(

@@ -48,7 +48,8 @@ async def read(root: Root, timeout_s: float = TIMEOUT_S) -> Gpus:
         missing = why or "amd-smi, rocm-smi: no such program in PATH"
         cards = tuple(replace(card, index=at) for at, card in enumerate(kernel.cards))
         return replace(kernel, cards=gpus.unlike(cards), error=f"{missing}; cards read from sysfs")
-    return Gpus(error=why)
+    idle = all(reason is None or reason.endswith(": no cards") for reason in reasons)
+    return Gpus(error=kernel.error if idle else why)
 
 
 async def read_fast(root: Root) -> Gpus:

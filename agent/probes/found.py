@@ -35,6 +35,7 @@ class Found:
     `usable` is the memory that the agent's control group leaves of the host's, `cpus` likewise the
     cores. `findings` are those that count against a card, by gpus.key. `signs` are files that say
     that an NVIDIA driver is here. `p2p` is asked only where NVLink should work and is None else.
+    `wiring_error` is why a tool did not tell how cards are wired; sysfs may have told it.
     """
 
     host: Host | None = None
@@ -50,6 +51,7 @@ class Found:
     imex: Imex | None = None
     ports: Ports = field(default_factory=Ports)
     p2p: P2P | None = None
+    wiring_error: str | None = None
     kernel_log_error: str | None = None
     disks: tuple[Disk, ...] = ()
     engines: tuple[Engine, ...] = ()

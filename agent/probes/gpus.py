@@ -23,7 +23,7 @@ MAX_GPUS: Final = 256
 _BRANDS: Final = frozenset(
     {"nvidia", "geforce", "tesla", "quadro", "grid", "amd", "ati", "radeon", "instinct"}
 )
-_FAMILIES: Final = frozenset({"rtx", "gtx", "titan", "rx", "pro"})
+_FAMILIES: Final = frozenset({"rtx", "gtx", "gt", "cmp", "titan", "rx", "pro"})
 _SUFFIXES: Final = frozenset({"ti", "super", "d", "ada"})
 _ON_CHIP: Final = frozenset({"gb10", "n1", "n1x", "thor", "orin", "xavier", "nvgpu", "jetson"})
 """Words in names of processors with a built-in GPU; Tegra names carry a number behind it."""
@@ -44,9 +44,9 @@ def gpu_class(name: str | None) -> str | None:
 
     The rule: drop brand words (NVIDIA, GeForce, Tesla, Quadro, GRID, AMD, Radeon, Instinct); the
     class is the next word up to its first dash (`A100-SXM4-80GB` -> `A100`, `AMD Instinct MI300X`
-    -> `MI300X`). Consumer and workstation families are no model on their own, so RTX, GTX, TITAN,
-    RX and PRO take the model's number with them and, behind a dash, what follows of Ti, SUPER, D
-    and Ada (`GeForce RTX 2080 SUPER` -> `RTX2080-SUPER`, `RTX 4000 SFF Ada`
+    -> `MI300X`). Consumer and workstation families are no model on their own, so RTX, GTX, GT, CMP,
+    TITAN, RX and PRO take the model's number with them and, behind a dash, what follows of Ti,
+    SUPER, D and Ada (`GeForce RTX 2080 SUPER` -> `RTX2080-SUPER`, `RTX 4000 SFF Ada`
     -> `RTX4000-Ada`, `RTX PRO 6000 Blackwell` -> `RTXPRO6000`). Memory size and form are not part
     of it. `Graphics Device`, a card the driver does not know, has none.
     """

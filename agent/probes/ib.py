@@ -251,7 +251,8 @@ async def _ask_tools(root: Root) -> Ports:
     found = {(port.hca, port.port): port for port in _from_tool(ibstat.parse(result.stdout))}
     failure = ibstat.failure(result)
     if failure is None and not ibstat.not_installed(result):
-        return Ports(tuple(found.values()))
+        unread = None if found else ibstat.unread(result)
+        return Ports(tuple(found.values()), unread)
     # ibstat ends at the first card it cannot read; ibstatus goes on with the next one.
     other = await root.run(["ibstatus"], TOOL_TIMEOUT_S)
     for port in _from_tool(ibstat.parse_ibstatus(other.stdout)):

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+from agent.probes import values
+
 if TYPE_CHECKING:
     from agent.probes.root import ToolResult
 
@@ -58,6 +60,14 @@ def phys_state(text: str | None) -> str | None:
     return match[1].replace(" ", "") if match else None
 
 
+_WHOLE_LINE: Final = re.compile(
+    r"|State: (Active|Down|Initializing|Armed)|Physical state: (LinkUp|Polling|Disabled|Sleep)"
+    r"|Link layer: (InfiniBand|Ethernet)|link_layer:\s{0,16}(InfiniBand|Ethernet)"
+    r"|(Node|Port|System image) GUID: 0x[0-9a-f]{16}"
+)
+"""Last lines without an end that are no cut ones."""
+
+
 def rate(text: str | None) -> float | None:
     """Gbit/s of `400 Gb/sec (4X NDR)` or `400`; 0 (width not known to the driver) is unknown."""
     match = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(?:Gb|\(|$)", text or "")
@@ -96,7 +106,7 @@ def parse(text: str) -> tuple[Printed, ...]:
         if number is not None and len(found) < MAX_PORTS:
             found.append(_printed(hca, number, card, port))
 
-    for line in _lines(text):
+    for line in _lines(values.settled(text, _WHOLE_LINE)):
         if match := _CARD.fullmatch(line):
             close()
             hca, card, number = match[1], {}, None
@@ -140,7 +150,8 @@ def parse_ibstatus(text: str) -> tuple[Printed, ...]:
     found: list[Printed] = []
     name: tuple[str, int] | None = None
     fields: dict[str, str] = {}
-    for line in [*_lines(text), "Infiniband device '-' port 0"]:
+    whole = values.settled(text, _WHOLE_LINE)
+    for line in [*_lines(whole), "Infiniband device '-' port 0"]:
         if match := _STATUS.match(line):
             if name is not None and len(found) < MAX_PORTS:
                 found.append(_with_gid(_printed(*name, {}, fields), fields.get("default gid")))
@@ -164,6 +175,15 @@ def failure(result: ToolResult) -> str | None:
         return None
     reasons = [part for part in (result.error, complaint(result)) if part]
     return ": ".join(reasons) or None
+
+
+def unread(result: ToolResult) -> str | None:
+    """Why nothing was found in what ibstat printed; printing nothing is how it says: no card."""
+    lines = _lines(result.stdout)
+    if not lines or _NO_CARD.search(result.stdout[:4096]):
+        return None
+    words = re.sub(r"[^\x20-\x7e]", "?", lines[0][:80])
+    return f"ibstat: no port in its output, which begins with {words!r}"
 
 
 def not_installed(result: ToolResult) -> bool:

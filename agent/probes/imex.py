@@ -168,10 +168,10 @@ async def read(root: Root, unit: Service | None = None) -> Imex | None:
     files = await bounded(partial(_look, root), key="imex files", timeout_s=FILES_TIMEOUT_S)
     if files is None:
         return Imex(error=f"{FOLDER} or /proc did not answer within {FILES_TIMEOUT_S:g} s")
-    if not files.installed:
-        return None
     if unit is None:
         unit = (await services.read_services(root, [DAEMON])).get(DAEMON)
+    if not files.installed and (unit is None or unit.state in (None, "absent")):
+        return None
     answer = await _ask(root, files.config_path)
     running = imex_owner.owners(unit, files.daemons)
     reasons = (imex_owner.conflict(running), answer.error, _deaf(files, answer))

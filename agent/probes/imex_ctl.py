@@ -46,6 +46,11 @@ MAX_WORD: Final = 64
 MAX_NAME: Final = 255
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]{0,32}[A-Za-z]")
+_WHOLE_LINE: Final = re.compile(
+    rf"|.*\}}|.* - ({'|'.join(_STATES.split())})|({'|'.join(_STATES.split())})"
+    r"|Domain State: (UP|DOWN|DEGRADED)"
+)
+"""Last lines without an end that are no cut ones."""
 _OPENING: Final = re.compile(r"^[ \t]{0,8}\{", re.MULTILINE)
 """Where JSON begins; warnings may stand before it."""
 _WORD: Final = re.compile(r"[A-Z][A-Z0-9_]{1,63}")
@@ -86,7 +91,10 @@ class Answer:
 
 def parse(text: str) -> Answer:
     """Any output of the tool. What cannot be read gives an answer that holds only `error`."""
-    stripped = _ANSI.sub("", text[:TEXT_LIMIT].replace("\x00", "")).strip()
+    stripped = _ANSI.sub("", text[:TEXT_LIMIT].replace("\x00", "")).lstrip()
+    if "\n" in stripped:
+        stripped = values.settled(stripped, _WHOLE_LINE)
+    stripped = stripped.strip()
     if opening := _OPENING.search(stripped):
         return _parse_json(stripped[opening.start() :].lstrip())
     if state := parse_state(stripped):
@@ -94,8 +102,9 @@ def parse(text: str) -> Answer:
     answer = _parse_table(stripped)
     if answer.told:
         return answer
-    first = next((line.strip() for line in stripped.splitlines() if line.strip()), "no output")
-    return Answer(error=f"nvidia-imex-ctl: {first[:200]}")
+    lines = (line.strip() for line in values.plain(stripped[:65536]).splitlines())
+    first = next((line for line in lines if any(map(str.isalnum, line))), None)
+    return Answer(error=f"nvidia-imex-ctl: {first[:200] if first else 'no output in words'}")
 
 
 def parse_state(text: str) -> str | None:

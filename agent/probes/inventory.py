@@ -57,6 +57,7 @@ NVIDIA_SIGNS: Final = (
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
 )
 """Without any of these (the last two: WSL) there is no driver, and no child is started."""
+_UNASKED: Final = "no nvidia-smi is in PATH: install the driver's own tools"
 POOL_RESERVE_MIB: Final = 4096
 POOL_RESERVE_SHARE: Final = 0.05
 """Of memory that host and card share, this much stays with the operating system: the larger."""
@@ -144,6 +145,7 @@ async def _with_wiring(root: Root, found: Found) -> Found:
         found,
         gpus=replace(found.gpus, cards=wired),
         domain=verdict,
+        wiring_error=matrix.error or links.error,
         imex=await imex.read(root, found.services.get("nvidia-imex")),
         p2p=p2p,
     )
@@ -160,23 +162,26 @@ async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = Non
     other = await (amd.read_fast(root) if fast else amd.read(root))
     if not fast:
         found = await _complete(root, found)
-    if not other.cards:
-        return found if found.cards or not other.error else replace(found, error=other.error)
+    if not other.cards and found.cards:
+        return found
+    both = "; ".join(reason for reason in (found.error, other.error) if reason) or None
     if not found.cards:
-        return replace(other, error=other.error or found.error)
-    both = "; ".join(reason for reason in (found.error, other.error) if reason)
-    return replace(found, cards=(*found.cards, *other.cards), error=both or None)
+        return replace(other if other.cards else found, error=both)
+    return replace(found, cards=(*found.cards, *other.cards), error=both)
 
 
 async def _nvidia(root: Root, fast: bool, child: Child | None) -> Gpus:
-    here = root.live and bool(await _kernel(partial(signs, root), "driver"))
+    driver = await _kernel(partial(signs, root), "driver")
     found, works = Gpus(), False
-    if child is not None or here:
+    if child is not None or (root.live and driver):
         found, works = await nvml.read(root, fast=fast, child=child or nvml.CHILD)
     if works:
         return found
     other = await smi.read(root, FAST_SMI_TIMEOUT_S if fast else smi.TIMEOUT_S, fast=fast)
-    return other if other.cards else replace(found, error=found.error or other.error)
+    if other.cards:
+        return other
+    silent = f"{driver[0]} says that NVIDIA's driver is here, but {_UNASKED}" if driver else None
+    return replace(found, error=found.error or other.error or silent)
 
 
 async def _complete(root: Root, found: Gpus) -> Gpus:

@@ -180,7 +180,7 @@ def parse_lspci(text: str) -> Pci:
     Has neither NUMA nodes nor a tree.
     """
     devices: dict[str, PciDevice] = {}
-    for line in text[: MAX_DEVICES * 200].splitlines():
+    for line in values.plain(text[: MAX_DEVICES * 200]).splitlines():
         match = _LSPCI.match(line[:LINE_LIMIT])
         if match is None or (address := values.pci_bus_id(match[1])) is None:
             continue

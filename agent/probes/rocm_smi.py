@@ -18,6 +18,7 @@ from agent.probes.card import Clocks, Gpu, Gpus, Pcie
 MAX_CARDS: Final = 256
 MAX_LINES: Final = 50_000
 _LINE: Final = re.compile(r"GPU\[([0-9]{1,4})\]\s{0,16}:\s{0,16}([^:]{1,80}):(.{0,200})")
+_WHOLE_LINE: Final = re.compile(r"=*")
 _LINK: Final = re.compile(r"\(([0-9.]{1,5}) ?GT/s x([0-9]{1,2})\)")
 
 
@@ -52,7 +53,7 @@ def _fields(fields: Mapping[str, object]) -> dict[str, str]:
 def _parse_lines(text: str) -> tuple[dict[int, dict[str, str]], str | None]:
     cards: dict[int, dict[str, object]] = {}
     version = None
-    for line in text[: 4 * 2**20].splitlines()[:MAX_LINES]:
+    for line in values.settled(text, _WHOLE_LINE)[: 4 * 2**20].splitlines()[:MAX_LINES]:
         if match := _LINE.match(line[:400]):
             if int(match[1]) in cards or len(cards) < MAX_CARDS:
                 cards.setdefault(int(match[1]), {}).setdefault(match[2].strip(), match[3].strip())

@@ -7,9 +7,12 @@ do to us (missing file, hanging tool, binary output): the answer is None or a re
 
 from __future__ import annotations
 
+import codecs
+import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import threading
 from dataclasses import dataclass, field
@@ -80,10 +83,10 @@ class Root:
         return self.prefix / str(path).lstrip("/")
 
     def read(self, path: str | Path, limit: int = READ_LIMIT) -> str | None:
-        """Text of a file, cut at `limit` bytes; None when it cannot be read. Blocking."""
+        """Text of a regular file, cut at `limit` bytes; None when it cannot be read. Blocking."""
         try:
-            with self.at(path).open("rb", buffering=0) as file:
-                return _read_some(file, limit).decode("utf-8", errors="replace")
+            with open(self.at(path), "rb", buffering=0, opener=_opened) as file:
+                return _text(_read_some(file, limit))
         except (OSError, ValueError):
             return None
 
@@ -148,6 +151,22 @@ class Root:
         return {**base, "PATH": f"{self.path}:/usr/bin:/bin"}
 
 
+def _text(raw: bytes | bytearray) -> str:
+    """Bytes as text whatever they are. Tools of Windows, seen in WSL, begin with a mark."""
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return raw.decode("utf-16", errors="replace")
+    return raw.decode("utf-8-sig", errors="replace")
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open without waiting for the other end of a pipe, and refuse what is no regular file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
 def _read_some(file: FileIO, limit: int) -> bytes:
     """Read in small pieces: /proc/sys refuses a single read of 4 MiB with ENOMEM."""
     read = bytearray()
@@ -173,8 +192,8 @@ async def _collect(process: trio.Process, program: str, timeout_s: float, limit:
     finally:
         code = await _end(process)
     return ToolResult(
-        stdout=out.decode("utf-8", errors="replace"),
-        stderr=err.decode("utf-8", errors="replace"),
+        stdout=_text(out),
+        stderr=_text(err),
         exit_code=None if timed_out or overflow else code,
         timed_out=timed_out,
         error=_why(program, timeout_s, timed_out, limit if overflow else None, code),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
+from agent.probes import values
 from agent.probes.root import bounded
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def parse_show(text: str, names: Sequence[str]) -> dict[str, Service]:
     """
     found: dict[str, Service] = {}
     limit = 64 + 4 * len(names)
-    for block in re.split(r"\n[ \t\r]*\n", text[: 2**20].strip(), maxsplit=limit)[:limit]:
+    plain = values.plain(text[: 2**20]).strip()
+    for block in re.split(r"\n[ \t\r]*\n", plain, maxsplit=limit)[:limit]:
         lines = (line.partition("=") for line in block.splitlines()[:64])
         fields = {key.strip(): value.strip()[:MAX_VALUE] for key, sign, value in lines if sign}
         units = {_plain(unit) for unit in (fields.get("Id"), *fields.get("Names", "").split())}

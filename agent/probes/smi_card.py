@@ -188,13 +188,18 @@ def _fabric(tree: Tree) -> Fabric:
     cluster = (fields.word(tree, "cluster") or "").lower()
     return Fabric(
         state=STATES.get((fields.text(tree, "fabric_state") or "").strip("[]").lower()),
-        status=fields.word(tree, "fabric_status"),
+        status=_status(fields.text(tree, "fabric_status")),
         cluster_uuid=cluster if _UUID.fullmatch(cluster) else None,
         clique=fields.whole(tree, "clique"),
         bandwidth=_one_of(tree, "fabric_bandwidth", _BANDWIDTHS),
         health=_one_of(tree, "fabric_health", _HEALTHS),
         faults=tuple(_faults(tree)),
     )
+
+
+def _status(text: str | None) -> str | None:
+    """The driver's word for how joining ended: here an error is the value and not a lack of one."""
+    return None if values.reason(text) == "absent" else (text or "")[:60]
 
 
 _BANDWIDTHS: Final[dict[str, Literal["full", "degraded"]]] = {

@@ -53,6 +53,13 @@ class Document:
     error: str | None = None
 
 
+_NO_LINE: Final = re.compile("")
+_WHOLE_LINE: Final = re.compile(
+    r"|[^:]{1,80}: (None|N/A|Enabled|Disabled|Healthy|[0-9.]{1,12} (MiB|W|C|%|MHz))"
+)
+"""Last lines without an end that are no cut ones."""
+
+
 class _Refused(Exception):
     """A document that no driver prints; reading on would only cost memory."""
 
@@ -68,8 +75,9 @@ def read(text: str, *, cut: bool = False) -> Document | None:
     card = None if begin >= 0 else _CARD_LINE.search(text)
     if begin < 0 and card is None and "=NVSMI LOG=" not in text[:MAX_CHARS]:
         return None
-    if begin < 0 and cut:
-        text = text[: text.rfind("\n") + 1]  # half a number is a wrong number
+    if begin < 0:
+        kept = values.settled(text, _NO_LINE if cut else _WHOLE_LINE)
+        cut, text = cut or len(kept) < len(text), kept
     end = text.find(END, begin) if begin >= 0 else -1
     whole = text[max(begin, 0) : end + len(END) if end >= 0 else len(text)]
     document = (_read_xml if begin >= 0 else _read_text)(values.plain(whole[:MAX_CHARS]))

@@ -42,7 +42,7 @@ _CAUSES: Final = (
 """What the tools print, most telling first, and the sentence for an operator."""
 _STATES: Final = ("NOTACTIVE", "DISCOVER", "STANDBY", MASTER)
 _ANSWER: Final = re.compile(
-    r"sm lid ([0-9]{1,10}) sm guid (0x[0-9a-f]{1,16})"
+    r"sm lid ([0-9]{1,10}) sm guid (0x[0-9a-f]{1,16})(?=[,\s\x1b])"
     r"(?:,? activity count ([0-9]{1,10}))?(?: priority ([0-9]{1,3}))?"
     r"(?: state ([0-9]{1,3}))?(?: SMINFO_([A-Z]{1,20}))?",
     re.IGNORECASE,
@@ -74,7 +74,7 @@ def parse(text: str) -> SmInfo | None:
         guid=guid,
         activity=int(match[3]) if match[3] else None,
         priority=int(match[4]) if match[4] else None,
-        state=named or known,
+        state=named if named in _STATES else known or named,
     )
 
 

@@ -313,6 +313,8 @@ def _with_line(gpu: GpuLinks, line: str) -> GpuLinks:
             return gpu
         # A comma can only be a decimal one: no link has 1000 GB/s.
         speed = values.number(match[2].replace(",", "."), "gb/s")
+        if not match[2].rstrip().lower().endswith("/s"):
+            speed = None  # a line that is cut off: half a number is a wrong number
         active = False if "inactive" in match[2].lower() else None if speed is None else speed > 0
         return replace(gpu, links=(*links, NvLink(int(match[1]), active, speed)))
     lower = line.lower()

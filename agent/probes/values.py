@@ -26,6 +26,8 @@ _REASONS: Final[tuple[tuple[str, Reason], ...]] = (
     ("err!", "error"),
     ("not found", "absent"),
 )
+LAST_LINE: Final = 1000
+"""Characters of a last line that are looked at."""
 _NOISE: Final = re.compile(
     r"\x1b\[[0-9;?]{0,32}[A-Za-z]|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1f\x7f\ufeff\ufffe\uffff]"
 )
@@ -37,6 +39,17 @@ _INTEGRATED: Final = re.compile(
 def plain(text: str) -> str:
     """Text without ANSI escapes and control characters; lines end in a newline only."""
     return _NOISE.sub("", text)
+
+
+def settled(text: str, whole: re.Pattern[str]) -> str:
+    """Text without a last line that may have been cut off: half a number is a wrong number.
+
+    Tools end each line. One that has no end stays only where it is a `whole` one by its content.
+    """
+    at = text.rfind("\n", -LAST_LINE, len(text)) + 1
+    if not at and len(text) > LAST_LINE:
+        return text
+    return text if whole.fullmatch(plain(text[at:]).strip()) else text[:at]
 
 
 def integrated(name: str | None) -> bool:
