@@ -37,6 +37,7 @@ class ModelView(Answer):
     origin: str
     origin_file: str | None = None
     idle_timeout: float | None = None
+    priority: int
     updated_at: str
     updated_by: str
 

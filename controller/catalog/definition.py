@@ -75,6 +75,9 @@ class Model(Strict):
         None, ge=1, le=10_000, description="absent: as min_replicas, at least 1"
     )
     idle_timeout: Seconds | None = Field(None, gt=0)
+    priority: int = Field(
+        0, ge=-1000, le=1000, description="of models that compete for cards the higher goes first"
+    )
     fallbacks: list[str] = Field(
         default_factory=list, description="models that answer instead, in order"
     )
@@ -132,6 +135,7 @@ class Model(Strict):
             "min_replicas": self.min_replicas,
             "max_replicas": self.max_replicas or max(self.min_replicas, 1),
             "idle_timeout_s": self.idle_timeout,
+            "priority": self.priority,
             "aliases": self.aliases,
             "fallbacks": self.fallbacks,
             "profiles": [profile.document(self.source) for profile in self.profiles],

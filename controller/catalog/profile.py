@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ ARCHITECTURES: Final = {
 COMMAND_FIELDS: Final = ("port", "host", "model", "gpus", "source_path")
 MOST_GPUS: Final = 64
 """Cards of one node: what an agent may report."""
+VERSION: Final = r"^[0-9]+(\.[0-9]+){0,3}$"
 PROFILE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _FIELD: Final = re.compile(r"\{([a-z_]+)\}")
 _MATTERS: Final = (
@@ -78,6 +79,17 @@ class Profile(Strict):
     arch: str | None = None
     cpu_flags: list[str] = Field(default_factory=list)
     shards: int = Field(1, ge=1, le=1024, description="nodes per replica")
+    fabric: Literal["nvlink-domain", "fabric", "any"] = Field(
+        "fabric",
+        description="between the nodes of one replica: one NVLink domain; that or one InfiniBand "
+        "or RoCE fabric; or these where there are any, else the plain network",
+    )
+    driver_min: str | None = Field(None, pattern=VERSION, description="oldest GPU driver")
+    cuda_min: str | None = Field(None, pattern=VERSION, description="oldest CUDA of the driver")
+    exclude_nodes: list[str] = Field(default_factory=list, description="nodes that may not run it")
+    spread: Literal["prefer", "node"] = Field(
+        "prefer", description="node: never two replicas of the model on one node"
+    )
     start_deadline: Seconds | None = Field(None, gt=0)
     stop_grace: Seconds | None = None
 
@@ -147,4 +159,6 @@ class Profile(Strict):
 def fingerprint(facts: dict[str, Any]) -> str:
     """Short SHA-256 of what matters to a running engine: no names, pool or deadlines."""
     chosen = {name: facts.get(name) for name in _MATTERS}
+    if facts.get("shards", 1) > 1:  # one node needs no fabric, and fingerprints of old stay
+        chosen["fabric"] = facts.get("fabric")
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -103,6 +103,26 @@ def sliced(profile: Profile, gpu: Gpu) -> str | None:
     return f"gpu {gpu.index}" if gpu.slice and profile.gpus > 1 else None
 
 
+def version(text: str | None) -> tuple[int, ...]:
+    """Numbers of a dotted version, to compare; empty when unknown, which is older than any."""
+    found = (text or "").split("-")[0].split(".")
+    return tuple(int(part) for part in found) if all(p.isdecimal() for p in found) else ()
+
+
+def old_driver(profile: Profile, gpu: Gpu) -> str | None:
+    """The engine needs a newer driver; an unknown one is not new enough."""
+    if profile.driver_min is None or version(gpu.driver) >= version(profile.driver_min):
+        return None
+    return gpu.driver or "unknown"
+
+
+def old_cuda(profile: Profile, gpu: Gpu) -> str | None:
+    """The engine needs a newer CUDA than the driver serves."""
+    if profile.cuda_min is None or version(gpu.cuda) >= version(profile.cuda_min):
+        return None
+    return gpu.cuda or "unknown"
+
+
 RULES: Final[tuple[tuple[Code, Callable[[Profile, Gpu], str | None]], ...]] = (
     (Code.GPU_UNHEALTHY, unhealthy),
     (Code.GPU_MEMORY, too_small),
@@ -111,6 +131,8 @@ RULES: Final[tuple[tuple[Code, Callable[[Profile, Gpu], str | None]], ...]] = (
     (Code.GPU_FOREIGN_USE, foreign_use),
     (Code.GPU_TAKEN, taken),
     (Code.GPU_SLICE, sliced),
+    (Code.GPU_DRIVER, old_driver),
+    (Code.GPU_CUDA, old_cuda),
 )
 """Each says what blocks the card, or None."""
 
@@ -182,6 +204,9 @@ def _need(code: Code, profile: Profile) -> str:
     per_card = None if profile.gpu_memory_mib is None else size(profile.gpu_memory_mib)
     if code in (Code.GPU_MEMORY, Code.GPU_MEMORY_UNKNOWN) and per_card is not None:
         return per_card
+    if code in (Code.GPU_DRIVER, Code.GPU_CUDA):
+        floor = profile.driver_min if code is Code.GPU_DRIVER else profile.cuda_min
+        return f"{floor} or later"
     return _wanted(profile) if per_card is None else f"{_wanted(profile)} with {per_card} each"
 
 
@@ -189,4 +214,6 @@ def _have(code: Code, blocked: list[str], of: int) -> str:
     """Counts where the cards are alike, else what is there card by card."""
     if code is Code.GPU_TAKEN and set(blocked) <= {"taken", "no memory free"}:
         return f"{of - len(blocked)} of {counted(of)} not taken"
+    if code in (Code.GPU_DRIVER, Code.GPU_CUDA):
+        return ", ".join(dict.fromkeys(blocked))
     return ", ".join(blocked)

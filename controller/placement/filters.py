@@ -151,6 +151,18 @@ def address(profile: Profile, node: Node) -> Reason | None:
     return None if node.mgmt_addr else Reason(Code.ADDRESS_UNKNOWN)
 
 
+def excluded(profile: Profile, node: Node) -> Reason | None:
+    """An operator's word: not here."""
+    return Reason(Code.NODE_EXCLUDED) if node.id in profile.exclude_nodes else None
+
+
+def alone(profile: Profile, node: Node) -> Reason | None:
+    """Replicas that must not die together are never on one node."""
+    if profile.alone_of is None or profile.alone_of not in node.models:
+        return None
+    return Reason(Code.MODEL_ON_NODE, "a node without one", profile.alone_of)
+
+
 def one_node(profile: Profile, node: Node) -> Reason | None:
     """Replicas over several nodes are all or nothing: half a gang is refused everywhere (D13)."""
     if profile.shards == 1:
@@ -160,6 +172,8 @@ def one_node(profile: Profile, node: Node) -> Reason | None:
 
 RULES: Final[tuple[Callable[[Profile, Node], Reason | None], ...]] = (
     node_state,
+    excluded,
+    alone,
     one_node,
     pool,
     arch,

@@ -36,6 +36,10 @@ class Steps:
     cpus: tuple[float, ...]
     memory_mib: tuple[int, ...]
     gpu_memory_mib: tuple[int, ...]
+    excluded: frozenset[str]
+    alone_of: frozenset[str]
+    floors: bool
+    """Whether any profile has a floor for drivers."""
 
     @classmethod
     def of(cls, profiles: Iterable[Profile]) -> Steps:
@@ -46,6 +50,9 @@ class Steps:
             tuple(sorted({p.cpus for p in wanted if p.cpus is not None})),
             tuple(sorted({p.memory_mib for p in wanted if p.memory_mib is not None})),
             tuple(sorted({p.gpu_memory_mib for p in wanted if p.gpu_memory_mib is not None})),
+            frozenset(id_ for p in wanted for id_ in p.exclude_nodes),
+            frozenset(p.alone_of for p in wanted if p.alone_of is not None),
+            any(p.driver_min or p.cuda_min for p in wanted),
         )
 
 
@@ -84,7 +91,7 @@ class Ledger:
             self._present = tuple(self.nodes.values())
         return self._present
 
-    def take(self, shard: PlacedShard) -> None:
+    def take(self, shard: PlacedShard, model: str) -> None:
         """Count the shard's cards, port, cores and memory as claimed from now on."""
         old = self.nodes[shard.node_id]
         new = replace(
@@ -96,6 +103,7 @@ class Ledger:
             gpus=tuple(_claim(gpu, shard) for gpu in old.gpus) if shard.gpus else old.gpus,
             ports_taken=old.ports_taken | {shard.port},
             shards_live=old.shards_live + 1,
+            models=old.models | {model},
         )
         entry = (self._ties[old.id], old.id)
         left = self.members[self.shapes[old.id]]
@@ -146,6 +154,9 @@ class Ledger:
             node.shards_live > 0,
             _eighths(node.cpus_claimed, node.cpus),
             _eighths(node.memory_claimed_mib, node.memory_mib),
+            node.id if node.id in steps.excluded else None,
+            node.models & steps.alone_of,
+            tuple((gpu.driver, gpu.cuda) for gpu in node.gpus) if steps.floors else None,
         )
 
     def _card(self, gpu: Gpu) -> tuple[str, bool, bool, int, int, int, int]:

@@ -41,6 +41,10 @@ class Gpu:
     """A MIG slice: works alone, never together with other cards."""
     unified: bool = False
     """Its memory is the host's: what is claimed of it is claimed of the node (E02)."""
+    driver: str | None = None
+    cuda: str | None = None
+    """Versions of the driver and of the newest CUDA that it serves."""
+    nearest_nic: str | None = None
     gone: bool = False
     """A slice of a MIG layout that is no more: whoever holds it has lost its device (E19)."""
 
@@ -71,6 +75,17 @@ class Node:
     sources_on_disk: frozenset[str] = frozenset()
     mgmt_addr: str | None = None
     shards_live: int = 0
+    models: frozenset[str] = frozenset()
+    """Models with a live shard here."""
+    nvlink_domain: str | None = None
+    """`<ClusterUUID>.<CliqueId>` when every card has joined; else `nvlink_reason` says why not."""
+    nvlink_reason: str | None = None
+    imex_ready: bool | None = None
+    """Whether IMEX is READY with a channel device; None without IMEX."""
+    fabrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Physical fabric -> devices (HCAs) with an active port on it."""
+    declared: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Physical fabric -> names that the agent's settings give it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,13 @@ class Profile:
     arch: str | None = None
     cpu_flags: tuple[str, ...] = ()
     shards: int = 1
+    fabric: str = "fabric"
+    """What the nodes of one replica need between them: nvlink-domain, fabric or any."""
+    driver_min: str | None = None
+    cuda_min: str | None = None
+    exclude_nodes: frozenset[str] = frozenset()
+    alone_of: str | None = None
+    """The model whose replicas may not share a node; None where they may."""
     start_deadline_s: float | None = None
     """How long each stage of a start may take; None is the fleet's setting."""
     spec: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +132,7 @@ class Model:
     max_replicas: int
     idle_timeout_s: float | None
     profiles: tuple[Profile, ...]
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

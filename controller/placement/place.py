@@ -99,7 +99,7 @@ class Planner:
             if node is not None:
                 place = _place(model, profile, replica, node, liking)
                 for shard in place.shards:
-                    self.ledger.take(shard)
+                    self.ledger.take(shard, model.name)
                 self._count(model.name, {node.id})
                 return place, Refusals(model.name, refused)
             refused.append(Batch(profile, self.ledger.present(), demand.mark()))
@@ -171,6 +171,11 @@ def _asks_for(profile: Profile) -> tuple[object, ...]:
         profile.arch,
         profile.cpu_flags,
         profile.shards,
+        profile.fabric,
+        profile.driver_min,
+        profile.cuda_min,
+        profile.exclude_nodes,
+        profile.alone_of,
     )
 
 

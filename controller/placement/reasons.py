@@ -36,6 +36,10 @@ class Code(StrEnum):
     GPU_FOREIGN_UNKNOWN = "gpu_foreign_unknown"
     GPU_TAKEN = "gpu_taken"
     GPU_SLICE = "gpu_slice"
+    GPU_DRIVER = "gpu_driver"
+    GPU_CUDA = "gpu_cuda"
+    NODE_EXCLUDED = "node_excluded"
+    MODEL_ON_NODE = "model_on_node"
     CPUS = "cpus"
     CPUS_UNKNOWN = "cpus_unknown"
     MEMORY = "memory"
@@ -74,6 +78,10 @@ SENTENCES: Final[dict[str, str]] = {
     ),
     Code.GPU_TAKEN: "cards are taken by other replicas: need {need}, have {have}",
     Code.GPU_SLICE: "slices of cards cannot work together: need {need}, slices: {have}",
+    Code.GPU_DRIVER: "the GPU driver is too old or unknown: need {need}, have {have}",
+    Code.GPU_CUDA: "the driver's CUDA is too old or unknown: need {need}, have {have}",
+    Code.NODE_EXCLUDED: "the profile excludes the node",
+    Code.MODEL_ON_NODE: "a replica of the model is on the node: need {need}, have {have}",
     Code.CPUS: "too few free cores: need {need}, have {have}",
     Code.CPUS_UNKNOWN: "the number of cores is unknown: need {need}",
     Code.MEMORY: "too little free memory: need {need}, have {have}",
@@ -111,6 +119,10 @@ PHRASES: Final[dict[str, str]] = {
     Code.GPU_FOREIGN_UNKNOWN: "have cards whose use outside llmgw is unknown",
     Code.GPU_TAKEN: "have their cards taken",
     Code.GPU_SLICE: "have only slices of cards",
+    Code.GPU_DRIVER: "have too old a driver",
+    Code.GPU_CUDA: "have too old a CUDA",
+    Code.NODE_EXCLUDED: "are excluded by the profile",
+    Code.MODEL_ON_NODE: "have a replica of the model already",
     Code.CPUS: "lack cores",
     Code.CPUS_UNKNOWN: "have an unknown number of cores",
     Code.MEMORY: "lack memory",

@@ -203,6 +203,9 @@ def _gpu(row: Row) -> Gpu:
         problems=tuple(row["problems"]),
         numa=row["numa"],
         claims=tuple(Claim(shard, memory) for shard, memory in row["claims"] or ()),
+        driver=row["driver_version"],
+        cuda=row["cuda_version"],
+        nearest_nic=row["nearest_nic"],
         slice=row["slice"],
         unified=row["unified"],
         gone=row["gone"],
@@ -233,6 +236,12 @@ def _node(
         sources_on_disk=sources,
         mgmt_addr=row["mgmt_addr"],
         shards_live=row["shards"] or 0,
+        models=frozenset(row["models"] or ()),
+        nvlink_domain=row["nvlink_domain"],
+        nvlink_reason=row["nvlink_reason"],
+        imex_ready=row["imex_ready"],
+        fabrics={key: tuple(found["hcas"]) for key, found in (row["fabrics"] or {}).items()},
+        declared={key: frozenset(found["names"]) for key, found in (row["fabrics"] or {}).items()},
     )
     return _whole(made)
 
@@ -270,6 +279,11 @@ def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:
         arch=row["arch"],
         cpu_flags=tuple(row["cpu_flags"]),
         shards=row["shards"],
+        fabric=row["fabric"],
+        driver_min=row["driver_min"],
+        cuda_min=row["cuda_min"],
+        exclude_nodes=frozenset(row["exclude_nodes"]),
+        alone_of=row["model"] if row["spread"] == "node" else None,
         start_deadline_s=row["start_deadline_s"],
         spec=spec,
     )
@@ -284,6 +298,7 @@ def _model(row: Row, profiles: list[Profile]) -> Model:
         max_replicas=row["max_replicas"],
         idle_timeout_s=row["idle_timeout_s"],
         profiles=tuple(profiles),
+        priority=row["priority"],
     )
     return _whole(made)
 

@@ -3,7 +3,7 @@
 create or replace function llmgw_core.model_doc(p_model text) returns jsonb
 language sql stable security definer set search_path = llmgw_core, pg_temp as $$
     select jsonb_build_object('name', m.name, 'description', m.description, 'source', m.source,
-        'min_replicas', m.min_replicas, 'max_replicas', m.max_replicas, 'idle_timeout_s', m.idle_timeout_s,
+        'min_replicas', m.min_replicas, 'max_replicas', m.max_replicas, 'idle_timeout_s', m.idle_timeout_s, 'priority', m.priority,
         'aliases', coalesce((select jsonb_agg(a.name order by a.name) from llmgw_core.model_name a where a.model = m.name and a.is_alias), '[]'),
         'fallbacks', coalesce((select jsonb_agg(f.fallback order by f.position) from llmgw_core.fallback f where f.model = m.name), '[]'),
         'profiles', coalesce((select jsonb_agg(to_jsonb(p) - 'model' - 'position' order by p.position)
@@ -30,11 +30,12 @@ begin
     if taken.name is not null then
         raise exception 'the name % is taken by model %', taken.name, taken.model using errcode = 'LG003';
     end if;
-    insert into llmgw_core.model as m (name, description, source, min_replicas, max_replicas, idle_timeout_s, origin, origin_file, updated_by)
+    insert into llmgw_core.model as m (name, description, source, min_replicas, max_replicas, idle_timeout_s, priority, origin, origin_file, updated_by)
         values (wanted, p_doc->>'description', p_doc->>'source', (p_doc->>'min_replicas')::int, (p_doc->>'max_replicas')::int,
-                (p_doc->>'idle_timeout_s')::double precision, p_origin, p_file, p_actor)
+                (p_doc->>'idle_timeout_s')::double precision, coalesce((p_doc->>'priority')::int, 0), p_origin, p_file, p_actor)
         on conflict (name) do update set description = excluded.description, source = excluded.source,
-            min_replicas = excluded.min_replicas, max_replicas = excluded.max_replicas, idle_timeout_s = excluded.idle_timeout_s;
+            min_replicas = excluded.min_replicas, max_replicas = excluded.max_replicas, idle_timeout_s = excluded.idle_timeout_s,
+            priority = excluded.priority;
     delete from llmgw_core.model_name where model = wanted;
     insert into llmgw_core.model_name (name, model, is_alias)
         select wanted, wanted, false union all select a, wanted, true from jsonb_array_elements_text(p_doc->'aliases') a;
@@ -45,7 +46,7 @@ begin
     insert into llmgw_core.profile
         select (jsonb_populate_record(null::llmgw_core.profile,
             jsonb_strip_nulls(jsonb_build_object('args', '[]'::jsonb, 'env', '{}'::jsonb, 'gpus', 0, 'share', false,
-                'cpu_flags', '[]'::jsonb, 'shards', 1)) || jsonb_strip_nulls(p) || jsonb_build_object('model', wanted, 'position', ord))).*
+                'cpu_flags', '[]'::jsonb, 'shards', 1, 'fabric', 'fabric', 'exclude_nodes', '[]'::jsonb, 'spread', 'prefer')) || jsonb_strip_nulls(p) || jsonb_build_object('model', wanted, 'position', ord))).*
         from jsonb_array_elements(p_doc->'profiles') with ordinality as e(p, ord);
     after_ := llmgw_core.model_doc(wanted);
     if was.name is null then

@@ -16,18 +16,27 @@ select name, value from llmgw_core.setting;
 -- Every node with its state, facts and what is claimed of it by live shards of any launch.
 select n.id, s.state, s.state_reason, n.alloc_gen, n.labels, n.arch, n.cpu_flags, n.cpus_effective, n.memory_effective_mib,
     n.port_first, n.port_last, n.mgmt_addr, n.host_reported_at is not null as reported,
-    c.cpus, c.memory_mib, c.ports, c.shards
+    c.cpus, c.memory_mib, c.ports, c.shards, c.models,
+    case when n.nvlink_state = 'joined' then n.nvlink_domain end as nvlink_domain, n.nvlink_reason,
+    case when n.imex is not null then coalesce(n.imex->>'state' = 'READY' and n.imex_channels > 0, false) end as imex_ready,
+    f.fabrics
 from llmgw_core.node n
 join llmgw_core.node_state s on s.node_id = n.id
 left join (
-    select node_id, sum(cpus) as cpus, sum(memory_mib)::bigint as memory_mib, array_agg(port) as ports, count(*)::int as shards
-    from llmgw_core.shard where state not in ('stopped', 'failed') group by node_id) c on c.node_id = n.id
+    select s.node_id, sum(s.cpus) as cpus, sum(s.memory_mib)::bigint as memory_mib,
+        array_remove(array_agg(s.port) || array_agg(s.master_port), null) as ports, count(*)::int as shards, array_agg(distinct r.model) as models
+    from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id
+    where s.state not in ('stopped', 'failed') group by s.node_id) c on c.node_id = n.id
+left join (
+    select p.node_id, jsonb_object_agg(p.key, jsonb_build_object('hcas', p.hcas, 'names', p.names)) as fabrics from (
+        select node_id, key, array_agg(hca order by hca) as hcas, coalesce(array_agg(distinct fabric) filter (where fabric is not null), '{}') as names
+        from llmgw_core.ib_port where active and key is not null group by node_id, key) p group by p.node_id) f on f.node_id = n.id
 order by n.id;
 
 -- name: gpus
 -- Every card and slice with what foreign processes hold and what live shards claim. The setting is read once, not per node.
 -- A card in MIG mode is not one to give, and one without an index is lost.
-select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa, g.parent is not null as slice,
+select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa, g.driver_version, g.cuda_version, g.nearest_nic, g.parent is not null as slice,
     g.memory_kind is not distinct from 'unified' as unified, g.parent is not null and g.missing_since is not null as gone,
     (l.gpus->g.uuid->>'memory_foreign_mib')::bigint as memory_foreign_mib, c.claims
 from llmgw_core.gpu g
@@ -50,7 +59,7 @@ select node_id, array_agg(distinct source) as sources from llmgw_core.weight whe
 
 -- name: models
 -- What the catalog wants.
-select name, source, min_replicas, max_replicas, idle_timeout_s from llmgw_core.model order by name;
+select name, source, min_replicas, max_replicas, idle_timeout_s, priority from llmgw_core.model order by name;
 
 -- name: profiles
 -- Ways to run each model, first choice first, with the labels of their pool.

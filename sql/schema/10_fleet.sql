@@ -27,6 +27,9 @@ insert into llmgw_core.setting (name, value, unit, why) values
     ('event_days', 90, 'd', 'how long changes of devices are kept'),
     ('scan_every', 0, 's', 'every fabric is scanned again after this long; 0: only when asked'),
     ('scan_deadline', 180, 's', 'a fabric scan without an answer by then has failed'),
+    ('demand_stale', 10, 's', 'what a router said of its demand longer ago does not count'),
+    ('concurrency', 8, 'requests', 'what one replica is taken to serve at once where nobody measured it'),
+    ('min_residence', 60, 's', 'a replica that was woken or added stays at least this long'),
     ('usage_days', 400, 'd', 'how long single usage rows are kept');
 
 create table llmgw_core.node (

@@ -20,9 +20,10 @@ create table llmgw_core.model (
     created_at timestamptz not null default clock_timestamp(),
     updated_at timestamptz not null default clock_timestamp(),
     updated_by text not null,
+    priority int not null default 0 check (priority between -1000 and 1000),
     check (max_replicas >= min_replicas)
 );
-comment on table llmgw_core.model is 'A model of the catalog; min_replicas 0 means on demand.';
+comment on table llmgw_core.model is 'A model of the catalog; min_replicas 0 means on demand. Of models that compete for cards the higher priority goes first.';
 
 create table llmgw_core.model_name (
     name text primary key check (length(name) between 1 and 200),
@@ -63,9 +64,14 @@ create table llmgw_core.profile (
     start_deadline_s double precision check (start_deadline_s > 0),
     stop_grace_s double precision check (stop_grace_s >= 0),
     fingerprint text not null,
+    fabric text not null default 'fabric' check (fabric in ('nvlink-domain', 'fabric', 'any')),
+    driver_min text,
+    cuda_min text,
+    exclude_nodes text[] not null default '{}',
+    spread text not null default 'prefer' check (spread in ('prefer', 'node')),
     primary key (model, name),
     unique (model, position) deferrable initially deferred,
     check (not share or gpu_memory_mib is not null),
     check (engine <> 'command' or command is not null)
 );
-comment on table llmgw_core.profile is 'One way to run a model; the lowest position is tried first. fingerprint changes when anything that matters to a running engine does.';
+comment on table llmgw_core.profile is 'One way to run a model; the lowest position is tried first. fingerprint changes when anything that matters to a running engine does. fabric is what the shards of one replica need between them; spread = node never puts two replicas of the model on one node.';

@@ -104,11 +104,14 @@ create table llmgw_core.shard (
     memory_bytes bigint,
     created_at timestamptz not null default clock_timestamp(),
     state_at timestamptz not null default clock_timestamp(),
+    master_port int check (master_port between 1 and 65535),
     unique (replica_id, launch, rank)
 );
+create unique index shard_master_port on llmgw_core.shard (node_id, master_port)
+    where master_port is not null and state not in ('stopped', 'failed');
 create unique index shard_port on llmgw_core.shard (node_id, port) where state not in ('stopped', 'failed');
 create index shard_live on llmgw_core.shard (node_id) where state not in ('stopped', 'failed');
-comment on table llmgw_core.shard is 'A replica''s part on one node in one launch. One live holder per (node, port) by index.';
+comment on table llmgw_core.shard is 'A replica''s part on one node in one launch. One live holder per (node, port) by index. master_port is where the shards of a gang meet, on the node of rank 0; new at each launch.';
 
 create table llmgw_core.gpu_claim (
     shard_id bigint not null references llmgw_core.shard on delete cascade,

@@ -5,7 +5,7 @@ select m.name, m.description,
     coalesce(r.ready, 0) as ready_replicas, coalesce(r.total, 0) as total_replicas,
     (select array_agg(f.fallback order by f.position) from llmgw_core.fallback f where f.model = m.name) as fallbacks,
     (select array_agg(p.name order by p.position) from llmgw_core.profile p where p.model = m.name) as profiles,
-    m.min_replicas = 0 as on_demand, m.origin, m.origin_file, m.idle_timeout_s as idle_timeout, m.updated_at, m.updated_by
+    m.min_replicas = 0 as on_demand, m.origin, m.origin_file, m.idle_timeout_s as idle_timeout, m.priority, m.updated_at, m.updated_by
 from llmgw_core.model m
 left join lateral (
     select count(*) filter (where x.state = 'ready')::int as ready, count(*)::int as total
@@ -15,7 +15,8 @@ comment on view llmgw.models is 'The catalog with what runs of it. profiles are 
 
 create or replace view llmgw.profiles as
 select p.model, p.name, p.position, p.engine, p.engine_version, p.pool, p.gpus, p.gpu_class, p.gpu_memory_mib, p.share,
-    p.cpus, p.memory_mib, p.arch, nullif(p.cpu_flags, '{}') as cpu_flags, p.shards, p.args, p.env, p.command, p.health_path, p.fingerprint
+    p.cpus, p.memory_mib, p.arch, nullif(p.cpu_flags, '{}') as cpu_flags, p.shards, p.args, p.env, p.command, p.health_path, p.fabric, p.driver_min, p.cuda_min,
+    nullif(p.exclude_nodes, '{}') as exclude_nodes, p.spread, p.fingerprint
 from llmgw_core.profile p order by p.model, p.position;
 comment on view llmgw.profiles is 'The ways to run each model, first choice first.';
 

@@ -14,22 +14,27 @@ NODE = {
     "id": "n", "state": "ready", "state_reason": None, "alloc_gen": 3, "labels": {"rack": 1},
     "arch": "x86_64", "cpu_flags": ["avx2"], "cpus_effective": 8.0, "memory_effective_mib": 1024,
     "port_first": 20000, "port_last": 20009, "mgmt_addr": "10.0.0.1", "reported": True,
-    "cpus": 2.0, "memory_mib": 100, "ports": [20001], "shards": 1,
+    "cpus": 2.0, "memory_mib": 100, "ports": [20001], "shards": 1, "models": ["m"],
+    "nvlink_domain": "u.1", "nvlink_reason": None, "imex_ready": True,
+    "fabrics": {"ib:01": {"hcas": ["mlx5_0"], "names": ["a"]}},
 }  # fmt: skip
 GPU = {
     "node_id": "n", "uuid": "G", "index": 0, "class": "H100", "memory_mib": 80, "healthy": True,
     "problems": ["hot"], "numa": 1, "memory_foreign_mib": 5, "claims": [[7, None], [8, 40]],
+    "driver_version": "590.1", "cuda_version": "13.1", "nearest_nic": "mlx5_0",
     "slice": True, "unified": False, "gone": False,
 }  # fmt: skip
 MODEL = {
     "name": "m", "source": "hf:a/b", "min_replicas": 1, "max_replicas": 2, "idle_timeout_s": 60.0,
+    "priority": 5,
 }  # fmt: skip
 PROFILE = {
     "model": "m", "name": "p", "position": 0, "engine": "vllm", "engine_version": "1",
     "fingerprint": "f", "pool": "o", "pool_labels": {"rack": ["1", "2"]}, "gpu_class": "H100",
     "gpus": 2, "gpu_memory_mib": 40, "share": True, "cpus": 1.0, "memory_mib": 10,
     "arch": "x86_64", "cpu_flags": ["avx2"], "shards": 1, "start_deadline_s": None,
-    "stop_grace_s": None, "args": ["-c"], "env": {"A": "B"}, "command": None,
+    "stop_grace_s": None, "fabric": "any", "driver_min": "550", "cuda_min": None,
+    "exclude_nodes": ["x"], "spread": "node", "args": ["-c"], "env": {"A": "B"}, "command": None,
     "health_path": "/health",
 }  # fmt: skip
 REPLICA = {
@@ -64,7 +69,22 @@ def test_every_field_finds_its_place():
     assert notes == []
     (node,), (model,), (replica,) = seen.nodes, seen.models, seen.replicas
     assert node.gpus == (
-        Gpu("G", 0, "H100", 80, 5, True, ("hot",), 1, (Claim(7, None), Claim(8, 40)), True),
+        Gpu(
+            "G",
+            0,
+            "H100",
+            80,
+            5,
+            True,
+            ("hot",),
+            1,
+            (Claim(7, None), Claim(8, 40)),
+            True,
+            False,
+            "590.1",
+            "13.1",
+            "mlx5_0",
+        ),
     )
     assert (node.id, node.state, node.alloc_gen, node.arch) == ("n", "ready", 3, "x86_64")
     assert (node.labels, node.cpu_flags) == ({"rack": "1"}, {"avx2"})
@@ -73,6 +93,8 @@ def test_every_field_finds_its_place():
     assert (node.ports, node.ports_taken, node.shards_live) == ((20000, 20009), {20001}, 1)
     assert (node.engines, node.sources_on_disk) == ({"vllm": ("1", "2")}, {"hf:a/b"})
     assert node.mgmt_addr == "10.0.0.1"
+    assert (node.models, node.nvlink_domain, node.imex_ready) == ({"m"}, "u.1", True)
+    assert (node.fabrics, node.declared) == ({"ib:01": ("mlx5_0",)}, {"ib:01": {"a"}})
     spec = {
         "engine": "vllm", "engine_version": "1", "args": ["-c"], "env": {"A": "B"},
         "command": None, "health_path": "/health", "source": "hf:a/b", "start_deadline_s": 9.0,
@@ -80,9 +102,9 @@ def test_every_field_finds_its_place():
     }  # fmt: skip
     profile = Profile(
         "p", "vllm", "f", "1", "o", {"rack": ("1", "2")}, "H100", 2, 40, True, 1.0, 10, "x86_64",
-        ("avx2",), 1, None, spec,
+        ("avx2",), 1, "any", "550", None, frozenset({"x"}), "m", None, spec,
     )  # fmt: skip
-    assert model == Model("m", "hf:a/b", 1, 2, 60.0, (profile,))
+    assert model == Model("m", "hf:a/b", 1, 2, 60.0, (profile,), 5)
     shard = Shard(7, 0, "n", "failed", ("G",), 20001, "died; last words: last words", 2.0)
     assert replica == Replica(
         5, "m", "starting", "p", "f", 1.0, 2.0, 3.0, 2, 4.0, "e", 5.0, None, (shard,), None, 6.0

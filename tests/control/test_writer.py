@@ -94,6 +94,7 @@ async def test_cards_that_did_not_change_are_the_same_values(leader, fleet):
 CARD = {
     "node_id": "n", "class": "H100", "memory_mib": 1, "healthy": True, "problems": [],
     "numa": None, "memory_foreign_mib": None, "claims": None,
+    "driver_version": None, "cuda_version": None, "nearest_nic": None,
     "slice": False, "unified": False, "gone": False,
 }  # fmt: skip
 EMPTY = {name: [] for name in snapshot.TABLES}
@@ -101,7 +102,8 @@ NODE = {
     "id": "n", "state": "ready", "state_reason": None, "alloc_gen": 0, "labels": {}, "arch": None,
     "cpu_flags": None, "cpus_effective": None, "memory_effective_mib": None, "port_first": 1,
     "port_last": 2, "mgmt_addr": None, "reported": True, "cpus": None, "memory_mib": None,
-    "ports": None, "shards": None,
+    "ports": None, "shards": None, "models": None, "nvlink_domain": None, "nvlink_reason": None,
+    "imex_ready": None, "fabrics": None,
 }  # fmt: skip
 READS = st.lists(
     st.dictionaries(st.integers(0, 4), st.tuples(st.booleans(), st.sampled_from([None, 0, 9]))),

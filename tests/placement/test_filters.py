@@ -160,3 +160,25 @@ def test_E02_a_unified_card_takes_from_the_host():
     assert reason.code == Code.GPU_FOREIGN_USE
     unknown = node(gpus=(gpu(memory_mib=None, unified=True),))
     assert Code.MEMORY_UNKNOWN in {r.code for r in refusals(profile(), unknown)}
+
+
+def test_floors_of_drivers_and_cuda():
+    has = node(gpus=(gpu(0, driver="550.90.07", cuda="12.4"), gpu(1, driver=None, cuda=None)))
+    assert refusals(profile(driver_min="550.54"), has) == ()
+    assert refusals(profile(driver_min="550.90.07", cuda_min="12.4"), has) == ()
+    (reason,) = refusals(profile(driver_min="570"), has)
+    assert (reason.code, reason.need, reason.have) == (
+        Code.GPU_DRIVER, "570 or later", "550.90.07, unknown",
+    )  # fmt: skip
+    (reason,) = refusals(profile(cuda_min="13.0"), has)
+    assert (reason.code, reason.have) == (Code.GPU_CUDA, "12.4, unknown")
+    assert refusals(profile(gpus=2, driver_min="550"), has)[0].code == Code.GPU_DRIVER
+
+
+def test_nodes_that_a_profile_excludes_or_fills_once():
+    assert refusals(profile(exclude_nodes=frozenset({"n2"})), node("n1")) == ()
+    (reason,) = refusals(profile(exclude_nodes=frozenset({"n1"})), node("n1"))
+    assert reason.code == Code.NODE_EXCLUDED
+    (reason,) = refusals(profile(alone_of="m"), node(models=frozenset({"m", "o"})))
+    assert (reason.code, reason.have) == (Code.MODEL_ON_NODE, "m")
+    assert refusals(profile(alone_of="m"), node(models=frozenset({"o"}))) == ()

@@ -153,3 +153,14 @@ def test_digest_follows_codes_and_not_numbers():
 
     assert digest(memory_claimed_mib=1) == digest(memory_claimed_mib=2 * GIB)
     assert digest() != digest(state="cordoned")
+
+
+def test_replicas_that_may_not_share_a_node_do_not_within_one_plan():
+    fleet = [node("n1", cards=4), node("n2", cards=4)]
+    pending = [replica(i, "pending") for i in (1, 2, 3)]
+    wanted = model("m", 3, profile(alone_of="m"))
+    first, second, third = planned(fleet, wanted, *pending)
+    assert sorted(nodes_of([first, second])) == ["n1", "n2"]
+    assert third is None
+    wanted = model("m", 1, profile(exclude_nodes=frozenset({"n1"})))
+    assert nodes_of(planned(fleet, wanted)) == ["n2"]

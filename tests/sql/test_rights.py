@@ -258,7 +258,10 @@ HOST = st.fixed_dictionaries(
     ),
 )
 LISTS = st.sampled_from(
-    [f"select agent.report_{what}(%s, %s)" for what in ("engines", "disks", "weights", "ports", "events")]
+    [
+        f"select agent.report_{what}(%s, %s)"
+        for what in ("engines", "disks", "weights", "ports", "events")
+    ]
 )
 CALLS = st.one_of(
     st.tuples(st.just("select agent.sync(%s, %s, %s)"), st.none() | st.integers(-5, 50), REPORT),

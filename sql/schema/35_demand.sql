@@ -1,0 +1,30 @@
+-- What clients ask for and what replicas can do: scaling by demand.
+
+create table llmgw_core.demand (
+    router_id uuid not null,
+    model text not null,
+    waiting int not null check (waiting >= 0),
+    in_flight int not null check (in_flight >= 0),
+    wanted_at timestamptz,
+    reported_at timestamptz not null,
+    primary key (router_id, model)
+) with (fillfactor = 50);
+comment on table llmgw_core.demand is 'What each router has waiting and running for each model, told every second or so. wanted_at is the last time that a request found no replica.';
+
+create table llmgw_core.capacity (
+    model text not null,
+    profile text not null,
+    node_class text not null default '',
+    engine text,
+    concurrency double precision not null check (concurrency > 0),
+    requests_per_s double precision check (requests_per_s >= 0),
+    tokens_per_s double precision check (tokens_per_s >= 0),
+    ttft_ms jsonb,
+    itl_ms jsonb,
+    slo jsonb,
+    measured_at timestamptz not null default clock_timestamp(),
+    measured_by text not null,
+    replica bigint,
+    primary key (model, profile, node_class)
+);
+comment on table llmgw_core.capacity is 'Measurements: how many requests at once a profile serves within its objectives. A name, not a key: a measurement outlives its model.';
