@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from agent.probes.root import Root, ToolResult
 
 TIMEOUT_S: Final = 20.0
+LEAST_S: Final = 5.0
+"""Seconds that rocm-smi has after an amd-smi that hung."""
 PARSE_TIMEOUT_S: Final = 5.0
 SYSFS_TIMEOUT_S: Final = 5.0
 CALLS: Final = ("list", "static", "metric", "process")
@@ -35,11 +37,12 @@ SOME: Final = (
 
 async def read(root: Root, timeout_s: float = TIMEOUT_S) -> Gpus:
     """All AMD cards; `source` names who told, `error` why something is missing."""
+    deadline = trio.current_time() + timeout_s
     kernel = await _kernel(root)
     found = await _amd_smi(root, timeout_s)
     reasons = [found.error]
     if not found.cards:
-        found = await _rocm_smi(root, timeout_s)
+        found = await _rocm_smi(root, max(deadline - trio.current_time(), LEAST_S))
         reasons.append(found.error)
     why = "; ".join(filter(None, (*reasons, kernel.error))) or None
     if found.cards:

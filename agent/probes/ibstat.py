@@ -179,7 +179,7 @@ def failure(result: ToolResult) -> str | None:
 
 def unread(result: ToolResult) -> str | None:
     """Why nothing was found in what ibstat printed; printing nothing is how it says: no card."""
-    lines = _lines(result.stdout)
+    lines = [line for line in _lines(result.stdout) if not re.fullmatch(r"\[.*\]", line)]
     if not lines or _NO_CARD.search(result.stdout[:4096]):
         return None
     words = re.sub(r"[^\x20-\x7e]", "?", lines[0][:80])

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
     Child = Sequence[str] | Conversation
 
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 T = TypeVar("T")
 
 KERNEL_TIMEOUT_S: Final = 5.0
@@ -130,25 +133,55 @@ def _pooled(card: Gpu, host_mib: int | None) -> Gpu:
 async def _with_wiring(root: Root, found: Found) -> Found:
     """Cards with their paths; the domain, IMEX and the peer check that depend on them."""
     cards = found.gpus.cards
-    matrix, links = topo.Matrix(), topo.NvLinks()
-    nvidia = [card for card in cards if card.vendor == "nvidia" and not card.problems]
-    if nvidia:
-        matrix = await topo.read_matrix(root)
-    if any(card.nvlinks is None and not card.mig for card in nvidia):
-        links = await topo.read_nvlinks(root)
+    matrix, links, seen = await _side_by_side(
+        partial(_matrix, root, cards),
+        partial(_links, root, cards),
+        partial(imex.read, root, found.services.get("nvidia-imex")),
+    )
     wired = wiring.wire(cards, found.pci, matrix, links, found.ports.ports)
     verdict = domain.verdict(wired)
     if not wired and found.gpus.error:
         verdict = domain.Domain("unknown", reason=found.gpus.error)
-    p2p = await topo.read_p2p(root, "r") if verdict.state == "joined" and len(cards) > 1 else None
+    ask = verdict.state == "joined" and len(cards) > 1 and not matrix.late
+    p2p = await topo.read_p2p(root, "r") if ask else None
     return replace(
         found,
         gpus=replace(found.gpus, cards=wired),
         domain=verdict,
         wiring_error=matrix.error or links.error,
-        imex=await imex.read(root, found.services.get("nvidia-imex")),
+        imex=seen,
         p2p=p2p,
     )
+
+
+def _working(cards: Sequence[Gpu]) -> list[Gpu]:
+    return [card for card in cards if card.vendor == "nvidia" and not card.problems]
+
+
+async def _matrix(root: Root, cards: Sequence[Gpu]) -> topo.Matrix:
+    return await topo.read_matrix(root) if _working(cards) else topo.Matrix()
+
+
+async def _links(root: Root, cards: Sequence[Gpu]) -> topo.NvLinks:
+    untold = any(card.nvlinks is None and not card.mig for card in _working(cards))
+    return await topo.read_nvlinks(root) if untold else topo.NvLinks()
+
+
+async def _side_by_side(
+    first: Callable[[], Awaitable[A]],
+    second: Callable[[], Awaitable[B]],
+    third: Callable[[], Awaitable[C]],
+) -> tuple[A, B, C]:
+    """Three answers in the time of the slowest: their tools may all hang."""
+    answers: dict[int, object] = {}
+
+    async def ask(number: int, call: Callable[[], Awaitable[object]]) -> None:
+        answers[number] = await call()
+
+    async with trio.open_nursery() as nursery:
+        for number, call in enumerate((first, second, third)):
+            nursery.start_soon(ask, number, call)
+    return answers[0], answers[1], answers[2]  # type: ignore[return-value]
 
 
 async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = None) -> Gpus:
@@ -157,9 +190,12 @@ async def read_gpus(root: Root, *, fast: bool = False, child: Child | None = Non
     Below a prefix NVML would answer for the machine we run on, so a captured machine has its tools
     only, unless `child` is given.
     """
-    found = await _nvidia(root, fast, child)
+    found, other, _ = await _side_by_side(
+        partial(_nvidia, root, fast, child),
+        partial(amd.read_fast if fast else amd.read, root),
+        trio.lowlevel.checkpoint,
+    )
     found = replace(found, cards=gpus.unlike(found.cards))
-    other = await (amd.read_fast(root) if fast else amd.read(root))
     if not fast:
         found = await _complete(root, found)
     if not other.cards and found.cards:

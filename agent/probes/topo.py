@@ -31,6 +31,7 @@ P2PKind = Literal["r", "w", "n", "a", "p"]
 """Read, write, NVLink, atomics, proprietary."""
 
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|[()][A-Z0-9])")
+_ROW: Final = re.compile(r"\s{0,16}[A-Za-z]{1,16}[0-9_]{1,16}\s")
 _GPU: Final = re.compile(r"GPU[0-9]{1,4}")
 _CELL: Final = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
 _P2P_CELL: Final = re.compile(r"X|OK|CNS|GNS|TNS|DR|NS|U")
@@ -62,6 +63,8 @@ class Matrix:
     names: Mapping[str, str] = field(default_factory=dict)
     """Device names by label, as the NIC legend has them; it may be partial."""
     error: str | None = None
+    late: bool = False
+    """The tool did not answer in time: it need not be asked more."""
 
     def path(self, a: str, b: str) -> Path | None:
         """How two devices (`GPU0`, `mlx5_0`) reach each other; either one's row may be missing."""
@@ -121,13 +124,21 @@ def _lines(text: str) -> list[str]:
     return [_ESCAPE.sub("", line[:LINE_LIMIT]).rstrip() for line in lines]
 
 
+def _uncut(text: str) -> list[str]:
+    """Lines of a matrix, without a last row that was cut off: `NV1` may have been `NV18`."""
+    lines = _lines(text)
+    if text.endswith("\n") or len(lines) < 2 or not _ROW.match(lines[-1]):
+        return lines
+    return lines if len(lines[-1].split()) >= len(lines[-2].split()) else lines[:-1]
+
+
 def _first_line(text: str) -> str:
     return next((line.strip()[:200] for line in _lines(text) if line.strip()), "no output")
 
 
 def parse_matrix(text: str) -> Matrix:
     """`nvidia-smi topo -m`; no header line means no matrix and the first line as the reason."""
-    lines = _lines(text)
+    lines = _uncut(text)
     table = _table(lines, _CELL)
     if table is None:
         return Matrix(error=f"nvidia-smi topo -m: {_first_line(text)}")
@@ -279,7 +290,7 @@ def _spaced(rest: Sequence[str], trailing: Sequence[str]) -> tuple[str, ...]:
 
 def parse_p2p(text: str) -> P2P:
     """`nvidia-smi topo -p2p r|w|n|a|p`."""
-    table = _table(_lines(text), _P2P_CELL)
+    table = _table(_uncut(text), _P2P_CELL)
     if table is None:
         return P2P(error=f"nvidia-smi topo -p2p: {_first_line(text)}")
     pairs: dict[tuple[int, int], str] = {}
@@ -326,7 +337,7 @@ def _with_line(gpu: GpuLinks, line: str) -> GpuLinks:
 async def read_matrix(root: Root, timeout_s: float = TIMEOUT_S) -> Matrix:
     """Ask `nvidia-smi topo -m`; `error` says why there is none."""
     result = await root.run(["nvidia-smi", "topo", "-m"], timeout_s)
-    found = parse_matrix(_said(result))
+    found = replace(parse_matrix(_said(result)), late=result.timed_out)
     return replace(found, error=_why(result, found.error)) if found.error else found
 
 
