@@ -147,6 +147,9 @@ class Shard:
     port: int | None = None
     error: str | None = None
     state_at: float = 0.0
+    cpus: float | None = None
+    memory_mib: int | None = None
+    """Host cores and memory that it claims: what comes free with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,10 @@ class Replica:
     """Requests running on all routers; None when some live router has not reported since the last
     move."""
     last_used_at: float | None = None
+    replace_asked: float | None = None
+    """When an operator asked for another in its stead; it is treated as on a draining node."""
+    replace_force: bool = False
+    """It may stop before the other is ready, where there is no room for both."""
 
 
 @dataclass(frozen=True, slots=True)

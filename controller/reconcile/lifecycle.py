@@ -38,7 +38,7 @@ class Around:
     lost: Mapping[str, str]
     """Nodes that may be given up -> sentence; empty while the guard holds."""
     draining: bool
-    """Whether any node is being drained."""
+    """Whether any node is being drained, or any replica is to be replaced."""
     start_deadlines: Mapping[tuple[str, str | None], float]
     """(model, profile) -> seconds, where the profile sets its own."""
 
@@ -63,6 +63,7 @@ def survey(snapshot: Snapshot, now: float, seed: int) -> tuple[Around, tuple[str
             if profile.start_deadline_s is not None:
                 deadlines[model.name, profile.name] = profile.start_deadline_s
     draining = any(node.state == "draining" for node in snapshot.nodes)
+    draining = draining or any(r.replace_asked is not None for r in snapshot.replicas)
     return Around(now, seed, snapshot.settings, nodes, lost, draining, deadlines), notes
 
 

@@ -25,6 +25,9 @@ MOST_CREATES: Final = 500
 STAYING: Final = frozenset({"ready", "cordoned"})
 """States of nodes whose replicas may go on serving."""
 
+PATIENCE_S: Final = 5.0
+"""So long a replacement looks for room of its own before the replica that it replaces may stop."""
+
 _FIRST_TO_GO: Final = {"pending": 0, "failed": 1, "starting": 2, "ready": 3}
 
 
@@ -48,26 +51,26 @@ def balance(
     """Moves and creations that bring one model nearer to what is wanted, each replica once."""
     want = wanted(model)
     active = [s for s in standings if s.state in ACTIVE]
-    starting = [s for s in active if s.state == "starting" and _draining_node(s.replica, around)]
+    starting = [s for s in active if s.state == "starting" and _must_leave(s.replica, around)]
     active = [s for s in active if s not in starting]
     surplus = _surplus(active, want, around)
     why = f"{len(active)} replicas, {want} wanted" if model else "its model left the catalog"
     active = [s for s in active if s not in surplus]
     items: list[Create | Move] = [_evict(s, around) for s in starting if not s.moved]
     items += [_release(s, why, around) for s in surplus if not s.moved]
-    leaving = [s for s in active if s.state == "ready" and _draining_node(s.replica, around)]
+    leaving = [s for s in active if s.state == "ready" and _must_leave(s.replica, around)]
     extra = 0
     if leaving and not _under_way(standings, around):
-        old = _replaced(active, leaving, want)
+        old = _replaced(active, leaving, want) or _forced(active, leaving, want, around)
         if old is None:
             extra = 1
         else:
             active.remove(old)
-            items.append(drain(old.replica, _draining_reason(old, around), around))
+            items.append(drain(old.replica, _leaving_reason(old, around), around))
     back = _recovered(standings, want - len(active), around)
     items += [move(s.replica, "ready", "wanted again: its drain is cancelled") for s in back]
     have = len(active) + len(back)
-    for_drain = _draining_reason(leaving[0], around) if extra and have >= want else None
+    for_drain = _leaving_reason(leaving[0], around) if extra and have >= want else None
     reason = f"replacement: {for_drain}" if for_drain else f"{want} wanted, {have} there"
     items += [Create(name, reason)] * min(MOST_CREATES, max(0, want + extra - have))
     waiting = [s.replica for s in active if s.state == "failed" and not s.moved]
@@ -85,12 +88,12 @@ def drain(replica: Replica, reason: str, around: Around) -> Move:
 
 def _evict(standing: Standing, around: Around) -> Move:
     """On a draining node a replica that serves nobody yet just stops; it starts anew elsewhere."""
-    return move(standing.replica, "stopping", _draining_reason(standing, around))
+    return move(standing.replica, "stopping", _leaving_reason(standing, around))
 
 
 def _surplus(active: list[Standing], want: int, around: Around) -> list[Standing]:
     """Replicas to let go: who serves least goes first."""
-    leaving = any(s.state == "ready" and _draining_node(s.replica, around) for s in active)
+    leaving = any(s.state == "ready" and _must_leave(s.replica, around) for s in active)
     # While a node drains one more is right: it is, or will be, the replacement.
     count = len(active) - want - (1 if leaving and want else 0)
     if count <= 0:
@@ -108,14 +111,14 @@ def _release(standing: Standing, why: str, around: Around) -> Move:
 def _under_way(standings: Sequence[Standing], around: Around) -> bool:
     """One replica of the model is leaving a draining node already: the next one waits."""
     return any(
-        s.state in ("draining", "stopping") and _draining_node(s.replica, around) for s in standings
+        s.state in ("draining", "stopping") and _must_leave(s.replica, around) for s in standings
     )
 
 
 def _order_to_go(standing: Standing, around: Around) -> tuple[int, bool, float, int]:
     """Pending, failed, starting, then ready: on draining nodes first, then least recently used."""
     replica = standing.replica
-    stays = _draining_node(replica, around) is None
+    stays = _must_leave(replica, around) is None
     used = replica.last_used_at if replica.last_used_at is not None else replica.state_at
     # Of those that have not served, the youngest has the least behind it.
     age = used if standing.state == "ready" else -replica.created_at
@@ -134,6 +137,19 @@ def _replaced(active: list[Standing], leaving: list[Standing], want: int) -> Sta
     return min(free, key=lambda s: (s.replica.last_used_at or 0.0, s.replica.id), default=None)
 
 
+def _forced(
+    active: list[Standing], leaving: list[Standing], want: int, around: Around
+) -> Standing | None:
+    """One whose operator lets it stop first, when the other has waited for room and all serve."""
+    stuck = any(
+        s.state == "pending" and around.now - s.replica.state_at >= PATIENCE_S for s in active
+    )
+    if not stuck or sum(s.state == "ready" for s in active) < want:
+        return None
+    free = [s for s in leaving if s.replica.replace_force and not s.moved]
+    return min(free, key=lambda s: (s.replica.last_used_at or 0.0, s.replica.id), default=None)
+
+
 def _recovered(standings: Sequence[Standing], missing: int, around: Around) -> list[Standing]:
     """Draining replicas that are wanted after all: taken back faster than any new one starts."""
     able = [
@@ -145,22 +161,28 @@ def _recovered(standings: Sequence[Standing], missing: int, around: Around) -> l
 
 
 def _may_stay(replica: Replica, around: Around) -> bool:
-    return bool(replica.shards) and all(
-        shard.state == "ready"
-        and shard.node_id in around.nodes
-        and around.nodes[shard.node_id].state in STAYING
-        for shard in replica.shards
+    return (
+        bool(replica.shards)
+        and replica.replace_asked is None
+        and all(
+            shard.state == "ready"
+            and shard.node_id in around.nodes
+            and around.nodes[shard.node_id].state in STAYING
+            for shard in replica.shards
+        )
     )
 
 
-def _draining_node(replica: Replica, around: Around) -> str | None:
-    """The first of the replica's nodes that an operator drains."""
+def _must_leave(replica: Replica, around: Around) -> str | None:
+    """Why another replica should take its place: its operator said so, or drains a node of it."""
+    if replica.replace_asked is not None:
+        return "an operator asked to replace it"
     for shard in replica.shards:
         node = around.nodes.get(shard.node_id)
         if node is not None and node.state == "draining":
-            return node.id
+            return f"node {node.id} is draining"
     return None
 
 
-def _draining_reason(standing: Standing, around: Around) -> str:
-    return f"node {_draining_node(standing.replica, around)} is draining"
+def _leaving_reason(standing: Standing, around: Around) -> str:
+    return _must_leave(standing.replica, around) or "it need not leave"

@@ -316,6 +316,8 @@ def _shard(row: Row) -> Shard:
         port=row["port"],
         error=error,
         state_at=row["state_at"],
+        cpus=row["cpus"],
+        memory_mib=row["memory_mib"],
     )
     return _whole(made)
 
@@ -335,4 +337,5 @@ def _replica(row: Row, shards: list[Shard], parts: int) -> Replica:
         "restarts",
     )
     more = ("backoff_until", "error", "drain_deadline", "in_flight", "last_used_at")
+    more += ("replace_asked", "replace_force")
     return _whole(Replica(**{name: row[name] for name in named + more}, shards=tuple(shards)))

@@ -13,3 +13,9 @@ alter table llmgw_core.shard add column master_port int check (master_port betwe
 create unique index shard_master_port on llmgw_core.shard (node_id, master_port)
     where master_port is not null and state not in ('stopped', 'failed');
 comment on table llmgw_core.shard is 'A replica''s part on one node in one launch. One live holder per (node, port) by index. master_port is where the shards of a gang meet, on the node of rank 0; new at each launch.';
+
+alter table llmgw_core.replica
+    add column replace_asked timestamptz,
+    add column replace_actor text,
+    add column replace_force boolean not null default false;
+comment on table llmgw_core.replica is 'One serving unit. launch counts its starts: each start makes new shards. The model is a name, not a key: a replica outlives its model until it is gone. replace_asked: an operator wants another in its stead, ready first; with replace_force it may stop first where there is no room for both.';

@@ -81,7 +81,8 @@ select r.id, r.model, r.state, r.profile, r.fingerprint, r.restarts, r.error,
     extract(epoch from r.drain_deadline)::double precision as drain_deadline,
     -- A router follows a change within two seconds and reports every second: what it said earlier is not about this state.
     case when not exists (select 1 from live l where l.seen_at < r.state_at + interval '3 s') then coalesce(u.in_flight, 0) end as in_flight,
-    extract(epoch from u.last_used_at)::double precision as last_used_at
+    extract(epoch from u.last_used_at)::double precision as last_used_at,
+    extract(epoch from r.replace_asked)::double precision as replace_asked, r.replace_force
 from llmgw_core.replica r left join used u on u.replica_id = r.id
 where r.state <> 'gone'
 order by r.id;
@@ -89,7 +90,7 @@ order by r.id;
 -- name: shards
 -- Shards of the present launch of each replica that is not gone.
 select s.id, s.replica_id, s.rank, s.node_id, s.state, s.port, s.error, extract(epoch from s.state_at)::double precision as state_at,
-    s.exit_code, s.log_tail,
+    s.exit_code, s.log_tail, s.cpus, s.memory_mib,
     (select array_agg(c.gpu_uuid order by c.gpu_uuid) from llmgw_core.gpu_claim c where c.shard_id = s.id) as gpus
 from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id and r.launch = s.launch
 where r.state <> 'gone'

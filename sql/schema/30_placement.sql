@@ -77,10 +77,13 @@ create table llmgw_core.replica (
     term bigint not null,
     created_at timestamptz not null default clock_timestamp(),
     state_at timestamptz not null default clock_timestamp(),
-    ready_at timestamptz
+    ready_at timestamptz,
+    replace_asked timestamptz,
+    replace_actor text,
+    replace_force boolean not null default false
 );
 create index replica_live on llmgw_core.replica (model) where state <> 'gone';
-comment on table llmgw_core.replica is 'One serving unit. launch counts its starts: each start makes new shards. The model is a name, not a key: a replica outlives its model until it is gone.';
+comment on table llmgw_core.replica is 'One serving unit. launch counts its starts: each start makes new shards. The model is a name, not a key: a replica outlives its model until it is gone. replace_asked: an operator wants another in its stead, ready first; with replace_force it may stop first where there is no room for both.';
 
 create table llmgw_core.shard (
     id bigint generated always as identity primary key,

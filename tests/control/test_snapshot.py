@@ -41,10 +41,12 @@ REPLICA = {
     "id": 5, "model": "m", "state": "starting", "profile": "p", "fingerprint": "f", "restarts": 2,
     "error": "e", "created_at": 1.0, "state_at": 2.0, "ready_at": 3.0, "backoff_until": 4.0,
     "drain_deadline": 5.0, "in_flight": None, "last_used_at": 6.0,
+    "replace_asked": 7.0, "replace_force": False,
 }  # fmt: skip
 SHARD = {
     "id": 7, "replica_id": 5, "rank": 0, "node_id": "n", "state": "failed", "port": 20001,
     "error": "died", "state_at": 2.0, "exit_code": 1, "log_tail": "last words\n", "gpus": ["G"],
+    "cpus": 2.0, "memory_mib": 512,
 }  # fmt: skip
 TABLES = {
     "settings": [{"name": "backoff_base", "value": 2.0}, {"name": "start_deadline", "value": 9.0},
@@ -105,9 +107,25 @@ def test_every_field_finds_its_place():
         ("avx2",), 1, "any", "550", None, frozenset({"x"}), "m", None, spec,
     )  # fmt: skip
     assert model == Model("m", "hf:a/b", 1, 2, 60.0, (profile,), 5)
-    shard = Shard(7, 0, "n", "failed", ("G",), 20001, "died; last words: last words", 2.0)
+    shard = Shard(7, 0, "n", "failed", ("G",), 20001, "died; last words: last words", 2.0, 2.0, 512)
     assert replica == Replica(
-        5, "m", "starting", "p", "f", 1.0, 2.0, 3.0, 2, 4.0, "e", 5.0, None, (shard,), None, 6.0
+        5,
+        "m",
+        "starting",
+        "p",
+        "f",
+        1.0,
+        2.0,
+        3.0,
+        2,
+        4.0,
+        "e",
+        5.0,
+        None,
+        (shard,),
+        None,
+        6.0,
+        7.0,
     )
     assert seen.settings == Settings(backoff_base_s=2.0, start_deadline_s=9.0, silent_share_max=0.5)
 
