@@ -9,10 +9,10 @@ import trio
 
 from agent.doctor import Check
 from sql import queries
-from sql.errors import DatabaseError
 from sql.pool import open_pool
 
 if TYPE_CHECKING:
+    from sql.pool import Record
     from sql.settings import DatabaseSettings
 
 TIMEOUT_S: Final = 15.0
@@ -27,20 +27,36 @@ async def checks(settings: DatabaseSettings | None) -> tuple[Check, ...]:
     if settings is None:
         remedy = "Set LLMGW_DATABASE_URL, or [database] url in /etc/llmgw/agent.toml."
         return (Check("database", "warn", "no database is configured for the agent", remedy),)
+    said = f"no answer within {TIMEOUT_S:g} s"
+    asked: tuple[float, Record] | None = None
     try:
-        with trio.fail_after(TIMEOUT_S):
-            async with open_pool(settings, "llmgw-agent doctor") as pool:
-                await pool.fetchrow(queries("agent")["ping"])  # connects: not part of the figure
-                begun = trio.current_time()
-                row = await pool.fetchrow(queries("agent")["ping"])
-                took_ms = 1000 * (trio.current_time() - begun)
-    except (DatabaseError, trio.TooSlowError, OSError) as error:
-        said = str(error) or f"no answer within {TIMEOUT_S:g} s"
+        with trio.move_on_after(TIMEOUT_S):
+            asked = await _ask(settings)
+    except* Exception as errors:  # of whatever kind: why it cannot be asked is the answer
+        said = _first(errors)
+    if asked is None:
         remedy = "Check the URL, the network and the server: llmgwctl db status where it runs."
         return (Check("database", "fail", said[:500], remedy),)
-    assert row is not None
+    took_ms, row = asked
     skew_s = time.clock_gettime(time.CLOCK_REALTIME) - row["now"]
     return (answer(took_ms, may=row["may"]), clock(skew_s))
+
+
+async def _ask(settings: DatabaseSettings) -> tuple[float, Record]:
+    """Milliseconds of one answer, and the answer."""
+    async with open_pool(settings, "llmgw-agent doctor") as pool:
+        await pool.fetchrow(queries("agent")["ping"])  # connects: not part of the figure
+        begun = trio.current_time()
+        row = await pool.fetchrow(queries("agent")["ping"])
+        took_ms = 1000 * (trio.current_time() - begun)
+        assert row is not None
+        return took_ms, row
+
+
+def _first(errors: BaseException) -> str:
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return str(errors) or type(errors).__name__
 
 
 def answer(took_ms: float, *, may: bool) -> Check:
