@@ -189,8 +189,9 @@ async def measure_fleet(
             nodes, reach = uniform(count, 8).nodes(), Addresses(database.agent_url, admits, shared)
             async with report.period(phases, "start", meter, control.pid, fleet.calls):
                 await start(fleet, nodes, reach, start_s / count, nursery, stack)
+                # Now, not later: it makes every backend plan anew.
+                await trio.to_thread.run_sync(meter.vacuum)
                 await trio.sleep(settle_s)
-            await trio.to_thread.run_sync(meter.vacuum)
             nursery.start_soon(fleet.say_again)
             for name, (slow, fast) in PHASES.items():
                 await fleet.set(slow=slow, fast=fast)

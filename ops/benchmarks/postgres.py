@@ -31,9 +31,10 @@ COUNTERS = """select pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint as wal
     (select wal_fpi from pg_stat_wal) as wal_page_images"""
 TABLES = """select relname as table, n_tup_ins as inserted, n_tup_upd as updated,
     n_tup_hot_upd as hot, n_tup_del as deleted, n_dead_tup as dead, n_live_tup as live,
-    autovacuum_count as vacuumed, pg_total_relation_size(relid) as bytes
+    autovacuum_count as vacuumed, autoanalyze_count as analyzed,
+    pg_total_relation_size(relid) as bytes
     from pg_stat_user_tables where schemaname = 'llmgw_core'"""
-COUNTED = ("inserted", "updated", "hot", "deleted", "vacuumed")
+COUNTED = ("inserted", "updated", "hot", "deleted", "vacuumed", "analyzed")
 
 
 @dataclass(frozen=True, slots=True)
