@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from agent import database_check
 from agent.__main__ import main
-from tests.agent import made_smi
 from sql.settings import DatabaseSettings
+from tests.agent import made_smi
 from tests.agent.replay import Captured, Says, as_document, ask, child
 
 if TYPE_CHECKING:
