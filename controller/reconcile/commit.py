@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -19,7 +20,7 @@ from sql.errors import StaleTerm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from controller.placement.model import Attempt
+    from controller.placement.model import Attempt, Refusal
     from controller.reconcile.lease import Lease
     from controller.reconcile.tick import TickStats
     from sql.pool import Pool
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 CHUNK = 2000
 """Items in one transaction, whose locks agents wait for."""
 REFUSALS = 20_000
-"""Refusals written in one tick; with 5,000 nodes a few models have more. The rest follows."""
+"""Refusals written in one call, which takes about half a second of the four that a statement may
+take, and in one tick; an attempt that alone has more goes in parts, the rest in later ticks."""
 KINDS = {Create: "create", Place: "place", Move: "move"}
 
 log = structlog.get_logger()
@@ -85,13 +87,14 @@ class Writer:
                 break  # those told longest ago came first, so each gets its turn
             chosen.append(attempt)
             size += len(attempt.refusals)
-        documents = [
-            {"model": a.model, "placed": a.placed, "refusals": list(a.refusals)} for a in chosen
-        ]
-        if not documents:
+        if not chosen:
             return
         try:
-            await self._pool.fetchval(queries("tick")["record_attempts"], term, documents)
+            if size <= REFUSALS:
+                documents = [_found(a) | {"refusals": list(a.refusals)} for a in chosen]
+                await self._pool.fetchval(queries("tick")["record_attempts"], term, documents)
+            else:  # then it is alone
+                await self._in_parts(term, chosen[0])
         except StaleTerm as error:
             self._lease.step_down(str(error))
             return
@@ -99,6 +102,20 @@ class Writer:
             self._told.pop(attempt.model, None)
             self._told[attempt.model] = _summary(attempt)
             self._count(attempt)
+
+    async def _in_parts(self, term: int, attempt: Attempt) -> None:
+        """Only once all parts are there the attempt counts as the model's latest."""
+        texts = queries("tick")
+        found = _found(attempt) | {"total": len(attempt.refusals)}
+        decision = await self._pool.fetchval(texts["attempt_begin"], term, found)
+        if decision is None:
+            return
+        for start in range(0, len(attempt.refusals), REFUSALS):
+            part = list(attempt.refusals[start : start + REFUSALS])
+            await self._pool.fetchval(
+                texts["attempt_part"], term, decision, attempt.model, start, part
+            )
+        await self._pool.fetchval(texts["attempt_end"], term, decision, found)
 
     def _news(self, attempts: Iterable[Attempt]) -> list[Attempt]:
         turn = {model: number for number, model in enumerate(self._told, 1)}
@@ -130,3 +147,17 @@ def _summary(attempt: Attempt) -> tuple[bool, int | str]:
     """What tells two attempts apart without looking at every refusal."""
     found: int | str = getattr(attempt.refusals, "digest", len(attempt.refusals))
     return attempt.placed, found
+
+
+def _found(attempt: Attempt) -> dict[str, Any]:
+    """The attempt without its refusals."""
+    digest = getattr(attempt.refusals, "digest", None) or _digest(attempt.refusals)
+    return {"model": attempt.model, "placed": attempt.placed, "digest": digest}
+
+
+def _digest(refusals: Sequence[Refusal]) -> str:
+    """For refusals that bring none of their own."""
+    state = blake2b(digest_size=16)
+    for refusal in refusals:
+        state.update(f"{refusal.profile}/{refusal.node}/{refusal.code};".encode())
+    return state.hexdigest()

@@ -240,7 +240,7 @@ def _node(
         nvlink_domain=row["nvlink_domain"],
         nvlink_reason=row["nvlink_reason"],
         imex_ready=row["imex_ready"],
-        fabrics={key: tuple(found["hcas"]) for key, found in (row["fabrics"] or {}).items()},
+        fabrics={key: tuple(found["ports"]) for key, found in (row["fabrics"] or {}).items()},
         declared={key: frozenset(found["names"]) for key, found in (row["fabrics"] or {}).items()},
     )
     return _whole(made)
@@ -318,6 +318,7 @@ def _shard(row: Row) -> Shard:
         state_at=row["state_at"],
         cpus=row["cpus"],
         memory_mib=row["memory_mib"],
+        master_port=row["master_port"],
     )
     return _whole(made)
 
@@ -337,5 +338,5 @@ def _replica(row: Row, shards: list[Shard], parts: int) -> Replica:
         "restarts",
     )
     more = ("backoff_until", "error", "drain_deadline", "in_flight", "last_used_at")
-    more += ("replace_asked", "replace_force")
-    return _whole(Replica(**{name: row[name] for name in named + more}, shards=tuple(shards)))
+    asked = ("replace_asked", "replace_force")
+    return _whole(Replica(**{name: row[name] for name in named + more + asked}, shards=tuple(shards)))

@@ -29,7 +29,8 @@ begin
     end if;
     update llmgw_core.replica set state = 'starting', profile = p_item->>'profile', fingerprint = p_item->>'fingerprint',
         pool = p_item->>'pool', launch = launch + 1, term = p_term, reason = p_item->>'reason',
-        backoff_until = null, drain_deadline = null, endpoint = null, ready_at = null
+        backoff_until = null, drain_deadline = null, endpoint = null, ready_at = null,
+        replace_asked = null, replace_actor = null, replace_force = false
         where id = r.id;
     if llmgw_core.list_or_empty(p_item->'shards') = '[]' then
         raise exception 'replica % is placed on no node', r.id using errcode = 'LG003';
@@ -164,42 +165,4 @@ begin
 end $$;
 comment on function llmgw_core.commit_plan_v1(bigint, jsonb) is 'Writes a plan made under this term. Raises LG001 and changes nothing when another term leads; an item that no longer fits is refused by itself and planned again in the next tick.';
 
-create or replace function llmgw_core.record_attempts_v1(p_term bigint, p_attempts jsonb) returns int
-language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
-declare
-    a jsonb;
-    known llmgw_core.attempt;
-    d record;
-    written int := 0;
-    fresh bytea;
-begin
-    perform llmgw_core.require_term('tick', p_term);
-    for a in select * from jsonb_array_elements(p_attempts) loop
-        -- Codes and places, not the numbers beside them: free memory moves all the time.
-        select sha256(convert_to(coalesce(string_agg(concat_ws('/', r->>'profile', r->>'node', r->>'code'), ','
-                order by r->>'profile', r->>'node', r->>'code'), '') || (a->>'placed'), 'utf8'))
-            into fresh from jsonb_array_elements(a->'refusals') r;
-        select * into known from llmgw_core.attempt where model = a->>'model';
-        -- Kept refusals leave with their day's partition: write them again in time.
-        if known.digest = fresh and known.decision_at > clock_timestamp() - llmgw_core.setting('decision_days') / 2 * interval '1 day' then
-            update llmgw_core.attempt set checked_at = clock_timestamp() where model = known.model;
-            continue;
-        end if;
-        insert into llmgw_core.decision as x (term, kind, model, reason, detail)
-            values (p_term, 'attempt', a->>'model', case when (a->>'placed')::boolean then 'placed' else 'could not be placed' end,
-                    jsonb_build_object('refusals', jsonb_array_length(a->'refusals')))
-            returning x.id, x.at into d;
-        insert into llmgw_core.rejection (decision_id, at, "position", model, profile, pool, node_id, code, reason, need, have)
-            select d.id, d.at, ord, a->>'model', r->>'profile', r->>'pool', r->>'node', r->>'code', r->>'reason', r->>'need', r->>'have'
-            from jsonb_array_elements(a->'refusals') with ordinality as e(r, ord);
-        insert into llmgw_core.attempt as x (model, decision_id, decision_at, checked_at, placed, digest)
-            values (a->>'model', d.id, d.at, clock_timestamp(), (a->>'placed')::boolean, fresh)
-            on conflict (model) do update set decision_id = d.id, decision_at = d.at, checked_at = clock_timestamp(),
-                placed = excluded.placed, digest = fresh;
-        written := written + 1;
-    end loop;
-    return written;
-end $$;
-comment on function llmgw_core.record_attempts_v1(bigint, jsonb) is 'Keeps what each model''s placement attempt found; a new set of rows only when the refusals changed or grow old. Returns how many were new.';
-
-grant execute on function llmgw_core.commit_plan_v1(bigint, jsonb), llmgw_core.record_attempts_v1(bigint, jsonb) to llmgw_controller;
+grant execute on function llmgw_core.commit_plan_v1(bigint, jsonb) to llmgw_controller;

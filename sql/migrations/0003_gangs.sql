@@ -19,3 +19,6 @@ alter table llmgw_core.replica
     add column replace_actor text,
     add column replace_force boolean not null default false;
 comment on table llmgw_core.replica is 'One serving unit. launch counts its starts: each start makes new shards. The model is a name, not a key: a replica outlives its model until it is gone. replace_asked: an operator wants another in its stead, ready first; with replace_force it may stop first where there is no room for both.';
+
+alter table llmgw_core.rejection drop constraint rejection_code_fkey;
+comment on table llmgw_core.rejection is 'Why each candidate did not fit, of each attempt whose refusals changed; daily partitions. code is no key: a newer controller may know a reason that this database does not, and must be believed.';

@@ -103,3 +103,15 @@ select "position", outcome from llmgw_core.commit_plan_v1($1::bigint, $2::jsonb)
 -- name: record_attempts
 -- Keeps what each model's attempt found.
 select llmgw_core.record_attempts_v1($1::bigint, $2::jsonb);
+
+-- name: attempt_begin
+-- Begins an attempt whose refusals come in parts; null when nothing is new.
+select llmgw_core.attempt_begin_v1($1::bigint, $2::jsonb);
+
+-- name: attempt_part
+-- Some of its refusals.
+select llmgw_core.attempt_part_v1($1::bigint, $2::jsonb, $3::text, $4::int, $5::jsonb);
+
+-- name: attempt_end
+-- Makes it the latest attempt of its model.
+select llmgw_core.attempt_end_v1($1::bigint, $2::jsonb, $3::jsonb);

@@ -157,13 +157,13 @@ create table llmgw_core.rejection (
     profile text not null,
     pool text,
     node_id text,
-    code text not null references llmgw_core.reason (code),
+    code text not null,
     reason text not null,
     need text,
     have text,
     primary key (at, decision_id, position)
 ) partition by range (at);
-comment on table llmgw_core.rejection is 'Why each candidate did not fit, of each attempt whose refusals changed; daily partitions.';
+comment on table llmgw_core.rejection is 'Why each candidate did not fit, of each attempt whose refusals changed; daily partitions. code is no key: a newer controller may know a reason that this database does not, and must be believed.';
 
 create table llmgw_core.attempt (
     model text primary key,

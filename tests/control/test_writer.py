@@ -75,6 +75,23 @@ async def test_many_refusals_are_written_over_several_ticks_and_nobody_starves(l
     assert fleet.value("select max(position) from llmgw_core.rejection") == REFUSALS + 1
 
 
+async def test_an_attempt_in_parts_counts_whole_and_is_not_written_twice(leader, fleet):
+    term = await leader.leads()
+    large = attempt("a", 2 * REFUSALS + 5)
+    for _ in range(2):  # the second writer is another leader's, which was told nothing
+        await Writer(leader.pool, leader.lease, TickStats()).attempts(term, [large, attempt("b")])
+    await Writer(leader.pool, leader.lease, TickStats()).attempts(term, [attempt("b", 3)])
+    assert told(fleet) == ["a", "b"]
+    counted = fleet.rows("select model, code, candidates from llmgw.why_not order by model")
+    assert counted == [
+        {"model": "a", "code": "gpu_taken", "candidates": 2 * REFUSALS + 5},
+        {"model": "b", "code": "gpu_taken", "candidates": 3},
+    ]
+    assert fleet.value("select count(*) from llmgw_core.rejection") == 2 * REFUSALS + 8
+    detail = fleet.value("select detail from llmgw_core.decision where model = 'a'")
+    assert detail == {"refusals": 2 * REFUSALS + 5}
+
+
 async def test_cards_that_did_not_change_are_the_same_values(leader, fleet):
     node = cards(fleet, "n1", 3)
     kept: snapshot.Kept = {}

@@ -456,3 +456,23 @@ def test_G04_rows_of_one_transaction_page_without_loss(fleet):
             fleet, usage_row(f"00000000-0000-0000-0001-{len(seen):012d}", at=1e9)
         )  # newer rows come meanwhile
     assert len(seen) == len(set(seen)) == 25
+
+
+def test_a_code_that_the_database_does_not_know_costs_no_other_row(fleet):
+    for name in ("m", "other"):
+        fleet.model(name)
+    found = [refusal("p", "n1", "gpu_taken"), refusal("p", "n2", "from_the_future"), {"node": "n3"}]
+    documents = [
+        {"model": name, "placed": False, "refusals": found[: 3 - i]}
+        for i, name in enumerate(("m", "other"))
+    ]
+    call = "select llmgw_core.record_attempts_v1(%s, %s) as n"
+    assert fleet.controller.execute(call, (fleet.lead(), Jsonb(documents))).fetchone()["n"] == 2
+    counted = fleet.rows("select model, code, candidates from llmgw.why_not order by model, code")
+    assert [tuple(row.values()) for row in counted] == [
+        ("m", "from_the_future", 1),
+        ("m", "gpu_taken", 1),
+        ("m", "none", 1),
+        ("other", "from_the_future", 1),
+        ("other", "gpu_taken", 1),
+    ]
