@@ -129,8 +129,9 @@ def _version(top: smi_tree.Tree, *keys: str) -> str | None:
 
 
 def _first_line(text: str) -> str | None:
+    """The first line with a word or a number in it; frames of tables have none."""
     lines = (values.plain(line).strip() for line in text[:65536].splitlines())
-    return next((line[:200] for line in lines if line), None)
+    return next((line[:200] for line in lines if any(map(str.isalnum, line))), None)
 
 
 def _error(option: str, why: str, exit_code: int | None = None) -> str:

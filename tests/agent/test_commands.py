@@ -81,6 +81,7 @@ def test_doctor_json_is_one_document_whatever_it_found(broken):
     assert {"database", "clock"}.isdisjoint(checks), "a captured machine has no database of ours"
 
 
+@pytest.mark.slow
 def test_the_same_in_a_process_of_its_own(broken):
     probed = broken.child("probe", "--json")
     assert (probed.code, probed.err) == (0, "")
