@@ -100,7 +100,8 @@ def taken(profile: Profile, gpu: Gpu) -> str | None:
 
 def sliced(profile: Profile, gpu: Gpu) -> str | None:
     """The driver lets a process use one MIG slice, so slices only serve shards of one card."""
-    return f"gpu {gpu.index}" if gpu.slice and profile.gpus > 1 else None
+    alone = profile.gpus == 1 and profile.shards == 1
+    return f"gpu {gpu.index}" if gpu.slice and not alone else None
 
 
 def version(text: str | None) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ others too. Rules about cards are in `cards.py`. An unknown fact refuses by its 
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from controller.placement import cards
@@ -20,6 +21,9 @@ ANY_ENGINE: Final = "command"
 
 CORES_SLACK: Final = 1e-6
 """Sums of fractions of cores are floats; the database allows the same slack."""
+
+PORTS_OF_A_HEAD: Final = 2
+"""Where clients come in, and where the shards of a gang meet."""
 
 _STATES: Final = {
     "cordoned": Code.NODE_CORDONED,
@@ -140,10 +144,12 @@ def from_pool(profile: Profile, node: Node) -> int | None:
 
 
 def port(profile: Profile, node: Node) -> Reason | None:
-    """A port for the engine to listen on."""
-    if free_port(node) is not None:
+    """A port for the engine; two for shards of a gang, of which any may become the head."""
+    need = 1 if profile.shards == 1 else PORTS_OF_A_HEAD
+    if len(free_ports(node, need)) == need:
         return None
-    return Reason(Code.PORT_RANGE_FULL, "1 port", f"{node.ports[0]}-{node.ports[1]}")
+    words = "1 port" if need == 1 else f"{need} ports"
+    return Reason(Code.PORT_RANGE_FULL, words, f"{node.ports[0]}-{node.ports[1]}")
 
 
 def address(profile: Profile, node: Node) -> Reason | None:
@@ -163,18 +169,10 @@ def alone(profile: Profile, node: Node) -> Reason | None:
     return Reason(Code.MODEL_ON_NODE, "a node without one", profile.alone_of)
 
 
-def one_node(profile: Profile, node: Node) -> Reason | None:
-    """Replicas over several nodes are all or nothing: half a gang is refused everywhere (D13)."""
-    if profile.shards == 1:
-        return None
-    return Reason(Code.SHARDS_UNSUPPORTED, str(profile.shards), "1")
-
-
 RULES: Final[tuple[Callable[[Profile, Node], Reason | None], ...]] = (
     node_state,
     excluded,
     alone,
-    one_node,
     pool,
     arch,
     cpu_flags,
@@ -196,10 +194,11 @@ def refusals(profile: Profile, node: Node) -> tuple[Reason, ...]:
     return tuple(found)
 
 
-def free_port(node: Node) -> int | None:
-    """The lowest port of the node's range that no live shard holds."""
+def free_ports(node: Node, most: int) -> list[int]:
+    """The lowest ports of the node's range that no live shard holds, at most so many."""
     first, last = node.ports
-    return next((p for p in range(first, last + 1) if p not in node.ports_taken), None)
+    free = (p for p in range(first, last + 1) if p not in node.ports_taken)
+    return list(islice(free, most))
 
 
 def _arch_name(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from controller.placement.cards import FOREIGN_NOISE_MIB, claimed_mib, foreign_mib
 from controller.placement.chance import draw, mixed
-from controller.placement.filters import CORES_SLACK, free_port
+from controller.placement.filters import CORES_SLACK, PORTS_OF_A_HEAD, free_ports
 from controller.placement.model import Claim, Gpu, Node, PlacedShard, Profile
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Ledger:
         stir = draw(seed)
         self._ties = {id_: mixed(number ^ stir) for id_, number in self._prints.items()}
         self._present: tuple[Node, ...] | None = None
+        self.changes = 0
+        """How often the plan has taken something."""
         self.notes: list[str] = []
         """Nodes that were left out because their rows make no sense."""
         for node in tuple(self.nodes.values()):
@@ -84,6 +86,10 @@ class Ledger:
     def tie(self, node_id: str) -> int:
         """The node's number among equals; it depends on the seed and the id alone."""
         return self._ties[node_id]
+
+    def print_of(self, node_id: str) -> int:
+        """The node's fingerprint: it depends on the id alone."""
+        return self._prints[node_id]
 
     def present(self) -> tuple[Node, ...]:
         """All nodes as the plan has left them so far, in the snapshot's order."""
@@ -101,7 +107,7 @@ class Ledger:
             + (shard.memory_mib or 0)
             + _pooled(old, shard),
             gpus=tuple(_claim(gpu, shard) for gpu in old.gpus) if shard.gpus else old.gpus,
-            ports_taken=old.ports_taken | {shard.port},
+            ports_taken=old.ports_taken | _ports(shard),
             shards_live=old.shards_live + 1,
             models=old.models | {model},
         )
@@ -111,6 +117,7 @@ class Ledger:
         self.prints[self.shapes[old.id]] -= self._prints[old.id]
         self.nodes[new.id] = new
         self._present = None
+        self.changes += 1
         self.shapes[new.id] = self._shape(new)
         self.prints[self.shapes[new.id]] += self._prints[new.id]
         insort(self.members[self.shapes[new.id]], entry)
@@ -149,7 +156,7 @@ class Ledger:
             _free_step(steps.memory_mib, node.memory_mib, node.memory_claimed_mib),
             tuple(sorted(self._card(gpu) for gpu in node.gpus)),
             _pool(node),
-            free_port(node) is None,
+            len(free_ports(node, PORTS_OF_A_HEAD)),
             bool(node.mgmt_addr),
             node.shards_live > 0,
             _eighths(node.cpus_claimed, node.cpus),
@@ -178,6 +185,10 @@ class Ledger:
             bisect_right(steps, total) * (len(steps) + 1) + bisect_right(steps, left),
             bisect_right(steps, left - (claimed or 0)),
         )
+
+
+def _ports(shard: PlacedShard) -> set[int]:
+    return {shard.port} if shard.master_port is None else {shard.port, shard.master_port}
 
 
 def _pooled(node: Node, shard: PlacedShard) -> int:

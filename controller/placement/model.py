@@ -83,7 +83,7 @@ class Node:
     imex_ready: bool | None = None
     """Whether IMEX is READY with a channel device; None without IMEX."""
     fabrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Physical fabric -> devices (HCAs) with an active port on it."""
+    """Physical fabric -> active ports on it, as ``mlx5_0:1``."""
     declared: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Physical fabric -> names that the agent's settings give it."""
 
@@ -150,6 +150,8 @@ class Shard:
     cpus: float | None = None
     memory_mib: int | None = None
     """Host cores and memory that it claims: what comes free with it."""
+    master_port: int | None = None
+    """Where the shards of a gang meet; the head's only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,10 @@ class PlacedShard:
     port: int
     cpus: float | None
     memory_mib: int | None
+    master_port: int | None = None
+    """Where the shards of a gang meet; the head's only."""
+    gang: Mapping[str, Any] | None = None
+    """What the agent is told of the other shards; None on one node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,22 @@ never get the same card. Called by `reconcile/decide.py`; knows nothing of state
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from controller.placement import filters, score
-from controller.placement.cards import usable
+from controller.placement.chosen import Chosen
+from controller.placement.gang import Gang, Gangs
 from controller.placement.ledger import Ledger, Shape
-from controller.placement.model import Model, Node, Place, PlacedShard, Profile, Replica
 from controller.placement.refused import Batch, Refusals, without_nodes, without_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
+
+    from controller.placement.model import Model, Node, Place, Profile, Replica
 
 FAILURES_TO_AVOID: Final = 3
 """A replica that failed this often in a row is better tried on another node."""
@@ -40,6 +44,11 @@ class Demand:
     def evaluations(self) -> int:
         """How often the rules ran: once for each shape, which is what the size test counts."""
         return len(self._codes)
+
+    def codes(self) -> list[bytes]:
+        """By shape: the codes with which it is refused, empty for those that pass."""
+        self.feasible()
+        return self._codes
 
     def feasible(self) -> list[tuple[float, Shape]]:
         """(-points, shape) of shapes that pass all rules, best first."""
@@ -70,6 +79,7 @@ class Planner:
         """`models` are those that may be placed, `replicas` all of theirs that are alive."""
         wanted = tuple(models)
         self.ledger = Ledger(nodes, (p for m in wanted for p in m.profiles), seed)
+        self._seed = seed
         self._demands: dict[tuple[object, ...], Demand] = {}
         self._holders = self._find_holders({model.source for model in wanted})
         self._hosts: dict[str, dict[str, int]] = {model.name: {} for model in wanted}
@@ -94,16 +104,45 @@ class Planner:
         refused: list[Batch] = []
         liking = score.Liking(model.source, self._hosts[model.name], _avoided(replica))
         for profile in model.profiles:
-            demand = self._demand(profile)
-            node = self._best(demand, liking)
-            if node is not None:
-                place = _place(model, profile, replica, node, liking)
-                for shard in place.shards:
+            nodes, group = self._nodes(profile, liking)
+            if nodes:
+                found = Chosen(model, profile, replica, nodes, group, self._seed).place(liking)
+                for shard in found.shards:
                     self.ledger.take(shard, model.name)
-                self._count(model.name, {node.id})
-                return place, Refusals(model.name, refused)
-            refused.append(Batch(profile, self.ledger.present(), demand.mark()))
+                self._count(model.name, {node.id for node in nodes})
+                return found, Refusals(model.name, refused)
+            refused.append(self._refused(profile))
         return None, Refusals(model.name, refused)
+
+    @cached_property
+    def _gangs(self) -> Gangs:
+        """Only plans that place over several nodes look at what connects them."""
+        return Gangs(self.ledger)
+
+    def _nodes(
+        self, profile: Profile, liking: score.Liking
+    ) -> tuple[tuple[Node, ...], Gang | None]:
+        """The nodes for one replica in the order of its ranks; none when it does not fit."""
+        if profile.shards == 1:
+            node = self._best(self._demand(profile), liking)
+            return (() if node is None else (node,)), None
+        best = self._gangs.best(profile, self._by_class(profile), liking)
+        return (() if best is None else best.nodes), best
+
+    def _refused(self, profile: Profile) -> Batch:
+        demand = self._demand(profile)
+        if profile.shards == 1:
+            return Batch(profile, self.ledger.present(), demand.mark())
+        unmet = self._gangs.unmet(profile, self._by_class(profile))
+        return Batch(profile, self.ledger.present(), self._gangs.mark(demand, unmet), unmet)
+
+    def _by_class(self, profile: Profile) -> list[Demand]:
+        """The demand of a gang, one for each class of cards: a gang has cards of one class."""
+        if profile.gpus == 0 or profile.gpu_class is not None:
+            return [self._demand(profile)]
+        there = [self.ledger.examples[shape] for _, shape in self._demand(profile).feasible()]
+        classes = sorted({gpu.class_ for node in there for gpu in node.gpus})
+        return [self._demand(replace(profile, gpu_class=name)) for name in classes]
 
     def _demand(self, profile: Profile) -> Demand:
         key = _asks_for(profile)
@@ -184,41 +223,3 @@ def _avoided(replica: Replica) -> frozenset[str]:
     if replica.restarts < FAILURES_TO_AVOID:
         return frozenset()
     return frozenset(shard.node_id for shard in replica.shards)
-
-
-def _place(
-    model: Model, profile: Profile, replica: Replica, node: Node, liking: score.Liking
-) -> Place:
-    chosen = usable(profile, node)[: profile.gpus] if profile.gpus else []
-    port = filters.free_port(node)
-    assert port is not None, f"node {node.id} passed the filter for ports"
-    shard = PlacedShard(
-        rank=0,
-        node_id=node.id,
-        basis=node.alloc_gen,
-        gpus=tuple(gpu.uuid for gpu in sorted(chosen, key=lambda gpu: gpu.index)),
-        gpu_memory_mib=profile.gpu_memory_mib if profile.share else None,
-        port=port,
-        cpus=profile.cpus,
-        memory_mib=profile.memory_mib,
-    )
-    parts = score.base(profile, node) | liking.parts(node)
-    return Place(
-        replica_id=replica.id,
-        model=model.name,
-        profile=profile.name,
-        fingerprint=profile.fingerprint,
-        spec=profile.spec,
-        shards=(shard,),
-        score=parts,
-        reason=_sentence(profile, node, [gpu.index for gpu in chosen], parts),
-        pool=profile.pool,
-    )
-
-
-def _sentence(profile: Profile, node: Node, indexes: list[int], parts: dict[str, float]) -> str:
-    where = f"on {node.id}"
-    if indexes:
-        where += f" gpu {', '.join(map(str, sorted(indexes)))}"
-    points = ", ".join(f"{name} {value:g}" for name, value in parts.items() if value)
-    return f"{where} by profile {profile.name}: {sum(parts.values()):.1f} points ({points})"

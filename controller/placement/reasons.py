@@ -46,7 +46,11 @@ class Code(StrEnum):
     MEMORY_UNKNOWN = "memory_unknown"
     PORT_RANGE_FULL = "port_range_full"
     ADDRESS_UNKNOWN = "address_unknown"
-    SHARDS_UNSUPPORTED = "shards_unsupported"
+    NVLINK_NOT_JOINED = "nvlink_not_joined"
+    IMEX_NOT_READY = "imex_not_ready"
+    FABRIC_UNKNOWN = "fabric_unknown"
+    FABRIC_NAMES_DIFFER = "fabric_names_differ"
+    GANG_TOO_SMALL = "gang_too_small"
     NO_NODES = "no_nodes"
     NO_PROFILES = "no_profiles"
 
@@ -88,9 +92,13 @@ SENTENCES: Final[dict[str, str]] = {
     Code.MEMORY_UNKNOWN: "the node's memory is unknown: need {need}",
     Code.PORT_RANGE_FULL: "no free port for the engine in {have}",
     Code.ADDRESS_UNKNOWN: "the node has not reported an address that routers can reach",
-    Code.SHARDS_UNSUPPORTED: (
-        "the profile wants {need} nodes for one replica, several nodes come with gangs"
+    Code.NVLINK_NOT_JOINED: "the node has not joined an NVLink domain: {have}",
+    Code.IMEX_NOT_READY: "IMEX is not ready on the node: need {need}, have {have}",
+    Code.FABRIC_UNKNOWN: "the node is on no known fabric: {have}",
+    Code.FABRIC_NAMES_DIFFER: (
+        "the node gives the fabric another name than others do: need {need}, have {have}"
     ),
+    Code.GANG_TOO_SMALL: "too few nodes that can work together: need {need}, have {have}",
     Code.NO_NODES: "no node has registered; start an agent on a machine",
     Code.NO_PROFILES: "the model has no profile that says how to run it",
 }
@@ -129,7 +137,11 @@ PHRASES: Final[dict[str, str]] = {
     Code.MEMORY_UNKNOWN: "have unknown memory",
     Code.PORT_RANGE_FULL: "have no free port",
     Code.ADDRESS_UNKNOWN: "have no known address",
-    Code.SHARDS_UNSUPPORTED: "would be needed together, which comes with gangs",
+    Code.NVLINK_NOT_JOINED: "have not joined an NVLink domain",
+    Code.IMEX_NOT_READY: "have no IMEX that is ready",
+    Code.FABRIC_UNKNOWN: "are on no known fabric",
+    Code.FABRIC_NAMES_DIFFER: "give the fabric another name than others do",
+    Code.GANG_TOO_SMALL: "have too few others to work with",
     Code.NO_NODES: "no node has registered",
     Code.NO_PROFILES: "the model has no profile",
 }

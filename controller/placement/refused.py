@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from controller.placement.filters import refusals
 from controller.placement.model import Model, Node, Profile, Refusal
 from controller.placement.reasons import Code, Reason
+
+if TYPE_CHECKING:
+    from controller.placement.gang import Unmet
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,15 @@ class Batch:
     nodes: tuple[Node, ...]
     mark: bytes
     """Depends on which node was refused for which codes and on nothing else."""
+    unmet: Unmet | None = None
+    """Of a profile over several nodes: why they make no gang."""
+
+    def reasons(self, node: Node) -> tuple[Reason, ...]:
+        """All of them for one of its nodes."""
+        found = refusals(self.profile, node)
+        if self.unmet is None:
+            return found
+        return (*found, *self.unmet.reasons(node, passes=not found))
 
 
 class Refusals(Sequence[Refusal]):
@@ -53,7 +65,7 @@ class Refusals(Sequence[Refusal]):
 
     def _expand(self, batch: Batch) -> Iterator[Refusal]:
         for node in batch.nodes:
-            for reason in refusals(batch.profile, node):
+            for reason in batch.reasons(node):
                 yield refusal(self._model, batch.profile, node.id, reason)
 
     @overload

@@ -240,7 +240,7 @@ def _node(
         nvlink_domain=row["nvlink_domain"],
         nvlink_reason=row["nvlink_reason"],
         imex_ready=row["imex_ready"],
-        fabrics={key: tuple(found["ports"]) for key, found in (row["fabrics"] or {}).items()},
+        fabrics={key: tuple(found["hcas"]) for key, found in (row["fabrics"] or {}).items()},
         declared={key: frozenset(found["names"]) for key, found in (row["fabrics"] or {}).items()},
     )
     return _whole(made)

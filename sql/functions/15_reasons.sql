@@ -32,7 +32,11 @@ insert into llmgw_core.reason (code, sentence) values
     ('memory_unknown', 'the node''s memory is unknown: need {need}'),
     ('port_range_full', 'no free port for the engine in {have}'),
     ('address_unknown', 'the node has not reported an address that routers can reach'),
-    ('shards_unsupported', 'the profile wants {need} nodes for one replica, several nodes come with gangs'),
+    ('nvlink_not_joined', 'the node has not joined an NVLink domain: {have}'),
+    ('imex_not_ready', 'IMEX is not ready on the node: need {need}, have {have}'),
+    ('fabric_unknown', 'the node is on no known fabric: {have}'),
+    ('fabric_names_differ', 'the node gives the fabric another name than others do: need {need}, have {have}'),
+    ('gang_too_small', 'too few nodes that can work together: need {need}, have {have}'),
     ('no_nodes', 'no node has registered; start an agent on a machine'),
     ('no_profiles', 'the model has no profile that says how to run it')
 on conflict (code) do update set sentence = excluded.sentence;

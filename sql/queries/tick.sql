@@ -29,7 +29,7 @@ left join (
     where s.state not in ('stopped', 'failed') group by s.node_id) c on c.node_id = n.id
 left join (
     select p.node_id, jsonb_object_agg(p.key, jsonb_build_object('hcas', p.hcas, 'names', p.names)) as fabrics from (
-        select node_id, key, array_agg(hca order by hca) as hcas, coalesce(array_agg(distinct fabric) filter (where fabric is not null), '{}') as names
+        select node_id, key, array_agg(hca || ':' || port order by hca, port) as hcas, coalesce(array_agg(distinct fabric) filter (where fabric is not null), '{}') as names
         from llmgw_core.ib_port where active and key is not null group by node_id, key) p group by p.node_id) f on f.node_id = n.id
 order by n.id;
 
@@ -89,7 +89,7 @@ order by r.id;
 
 -- name: shards
 -- Shards of the present launch of each replica that is not gone.
-select s.id, s.replica_id, s.rank, s.node_id, s.state, s.port, s.error, extract(epoch from s.state_at)::double precision as state_at,
+select s.id, s.replica_id, s.rank, s.node_id, s.state, s.port, s.master_port, s.error, extract(epoch from s.state_at)::double precision as state_at,
     s.exit_code, s.log_tail, s.cpus, s.memory_mib,
     (select array_agg(c.gpu_uuid order by c.gpu_uuid) from llmgw_core.gpu_claim c where c.shard_id = s.id) as gpus
 from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id and r.launch = s.launch

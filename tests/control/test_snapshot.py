@@ -16,7 +16,7 @@ NODE = {
     "port_first": 20000, "port_last": 20009, "mgmt_addr": "10.0.0.1", "reported": True,
     "cpus": 2.0, "memory_mib": 100, "ports": [20001], "shards": 1, "models": ["m"],
     "nvlink_domain": "u.1", "nvlink_reason": None, "imex_ready": True,
-    "fabrics": {"ib:01": {"hcas": ["mlx5_0"], "names": ["a"]}},
+    "fabrics": {"ib:01": {"hcas": ["mlx5_0:1"], "names": ["a"]}},
 }  # fmt: skip
 GPU = {
     "node_id": "n", "uuid": "G", "index": 0, "class": "H100", "memory_mib": 80, "healthy": True,
@@ -46,7 +46,7 @@ REPLICA = {
 SHARD = {
     "id": 7, "replica_id": 5, "rank": 0, "node_id": "n", "state": "failed", "port": 20001,
     "error": "died", "state_at": 2.0, "exit_code": 1, "log_tail": "last words\n", "gpus": ["G"],
-    "cpus": 2.0, "memory_mib": 512,
+    "cpus": 2.0, "memory_mib": 512, "master_port": 20002,
 }  # fmt: skip
 TABLES = {
     "settings": [{"name": "backoff_base", "value": 2.0}, {"name": "start_deadline", "value": 9.0},
@@ -96,7 +96,7 @@ def test_every_field_finds_its_place():
     assert (node.engines, node.sources_on_disk) == ({"vllm": ("1", "2")}, {"hf:a/b"})
     assert node.mgmt_addr == "10.0.0.1"
     assert (node.models, node.nvlink_domain, node.imex_ready) == ({"m"}, "u.1", True)
-    assert (node.fabrics, node.declared) == ({"ib:01": ("mlx5_0",)}, {"ib:01": {"a"}})
+    assert (node.fabrics, node.declared) == ({"ib:01": ("mlx5_0:1",)}, {"ib:01": {"a"}})
     spec = {
         "engine": "vllm", "engine_version": "1", "args": ["-c"], "env": {"A": "B"},
         "command": None, "health_path": "/health", "source": "hf:a/b", "start_deadline_s": 9.0,
@@ -107,7 +107,8 @@ def test_every_field_finds_its_place():
         ("avx2",), 1, "any", "550", None, frozenset({"x"}), "m", None, spec,
     )  # fmt: skip
     assert model == Model("m", "hf:a/b", 1, 2, 60.0, (profile,), 5)
-    shard = Shard(7, 0, "n", "failed", ("G",), 20001, "died; last words: last words", 2.0, 2.0, 512)
+    words = "died; last words: last words"
+    shard = Shard(7, 0, "n", "failed", ("G",), 20001, words, 2.0, 2.0, 512, 20002)
     assert replica == Replica(
         5,
         "m",

@@ -31,11 +31,16 @@ class LiveShard:
     gpu_memory_mib: int | None
     cpus: float
     memory_mib: int
+    launch: int = 1
     desired: str = "running"
 
     @property
     def over(self):
         return self.shard.state in SHARD_FINAL
+
+    @property
+    def ports(self):
+        return [p for p in (self.shard.port, self.shard.master_port) if p is not None]
 
 
 def _pooled(node, live):
@@ -80,14 +85,14 @@ class Fleet:
             gpus=tuple(replace(g, claims=claims[g.uuid]) for g in node.gpus),
             cpus_claimed=sum(s.cpus for s in live),
             memory_claimed_mib=sum(s.memory_mib for s in live) + _pooled(node, live),
-            ports_taken=frozenset(s.shard.port for s in live),
+            ports_taken=frozenset(p for s in live for p in s.ports),
             shards_live=len(live),
         )
 
     def _replica(self, replica):
-        own = [s.shard for s in self.shards.values() if s.replica == replica.id]
-        newest = max((s.id for s in own), default=0)
-        shards = tuple(s for s in own if s.id == newest)
+        own = [s for s in self.shards.values() if s.replica == replica.id]
+        newest = max((s.launch for s in own), default=0)
+        shards = tuple(s.shard for s in own if s.launch == newest)
         return replace(replica, shards=shards, in_flight=self.in_flight)
 
     def tick(self):
@@ -126,7 +131,9 @@ class Fleet:
             self.log.append(item)
             if isinstance(item, Create):
                 id_ = len(self.replicas) + 1
-                self.replicas[id_] = Replica(id_, item.model, "pending", created_at=self.now)
+                self.replicas[id_] = Replica(
+                    id_, item.model, "pending", created_at=self.now, state_at=self.now
+                )
             elif isinstance(item, Place):
                 self._place(item)
             else:
@@ -138,6 +145,9 @@ class Fleet:
         assert replica.state == "pending", item
         profile = next(p for p in self.models[item.model].profiles if p.name == item.profile)
         assert len(item.shards) == profile.shards, "all shards or none"
+        assert len({s.node_id for s in item.shards}) == profile.shards, "a node for each"
+        launch = 1 + max((s.launch for s in self.shards.values() if s.replica == replica.id),
+                         default=0)  # fmt: skip
         for placed in item.shards:
             assert self.states.get(placed.node_id, "ready") == "ready", item
             id_ = len(self.shards) + 1
@@ -150,13 +160,16 @@ class Fleet:
                 placed.port,
                 None,
                 self.now,
+                master_port=placed.master_port,
             )
             self.shards[id_] = LiveShard(
-                shard, replica.id, placed.gpu_memory_mib, placed.cpus or 0.0, placed.memory_mib or 0
-            )
+                shard, replica.id, placed.gpu_memory_mib, placed.cpus or 0.0,
+                placed.memory_mib or 0, launch,
+            )  # fmt: skip
         self._set(
-            replica, state="starting", profile=item.profile, backoff_until=None, ready_at=None
-        )
+            replica, state="starting", profile=item.profile, fingerprint=item.fingerprint,
+            backoff_until=None, ready_at=None, replace_asked=None, replace_force=False,
+        )  # fmt: skip
 
     def _move(self, item):
         assert isinstance(item, Move)
@@ -205,7 +218,7 @@ class Fleet:
         """What constraints and triggers of the schema hold."""
         for node in self.snapshot().nodes:
             live = [s for s in self.shards.values() if not s.over and s.shard.node_id == node.id]
-            ports = [s.shard.port for s in live]
+            ports = [p for s in live for p in s.ports]
             assert len(ports) == len(set(ports)), f"port twice on {node.id}"
             assert all(node.ports[0] <= p <= node.ports[1] for p in ports)
             assert node.cpus is None or node.cpus_claimed <= node.cpus + 1e-6

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.placement.filters import free_port, refusals
+from controller.placement.filters import free_ports, refusals
 from controller.placement.model import Claim
 from controller.placement.reasons import PHRASES, SENTENCES, Code
 from tests.placement.made_fleet import GIB, gpu, node, profile, whole
@@ -40,7 +40,8 @@ HOST_RULES = [
     ({"memory_mib": 512}, {"memory_mib": None}, "memory_unknown", "512 MiB", None),
     ({}, {"ports": (20000, 20001), "ports_taken": frozenset({20000, 20001})}, "port_range_full", "1 port", "20000-20001"),
     ({}, {"mgmt_addr": None}, "address_unknown", None, None),
-    ({"shards": 2}, {}, "shards_unsupported", "2", "1"),
+    ({"shards": 2}, {}, None, None, None),
+    ({"shards": 2}, {"ports": (20000, 20001), "ports_taken": frozenset({20000})}, "port_range_full", "2 ports", "20000-20001"),
 ]  # fmt: skip
 
 
@@ -124,8 +125,9 @@ def test_D28_each_card_is_checked_with_what_it_has_left():
     assert reason.have == "gpu 0: 4 GiB of 24 GiB held by others"
 
 
-def test_the_lowest_free_port_is_next():
-    assert free_port(node(ports_taken=frozenset({20000, 20002}))) == 20001
+def test_the_lowest_free_ports_are_next():
+    assert free_ports(node(ports_taken=frozenset({20000, 20002})), 2) == [20001, 20003]
+    assert free_ports(node(ports=(20000, 20001)), 9) == [20000, 20001]
 
 
 def test_every_code_has_a_sentence_and_a_phrase():
@@ -138,6 +140,8 @@ def test_E19_slices_serve_shards_of_one_card_only():
     assert refusals(profile(gpu_memory_mib=8 * GIB), has) == ()
     (reason,) = refusals(profile(gpus=2), has)
     assert (reason.code, reason.have) == (Code.GPU_SLICE, "gpu 0, gpu 1, gpu 2")
+    (reason,) = refusals(profile(shards=2), has)
+    assert reason.code == Code.GPU_SLICE, "nor with slices of other nodes"
     mixed = node(gpus=(*slices, gpu(8), gpu(9)))
     assert refusals(profile(gpus=2), mixed) == ()
 

@@ -121,17 +121,6 @@ def test_a_node_that_reaches_a_shape_left_by_others_is_still_found():
     assert planner.place(other, replica(9, "pending", of="other"))[0] is None
 
 
-def test_D13_a_replica_over_two_nodes_is_never_placed_on_one():
-    wanted = model("m", 1, profile(gpus=1, shards=2))
-    planner = Planner([node("n1"), node("n2", state="unreachable")], [wanted], [], 0)
-    place, refused = planner.place(wanted, replica(1, "pending"))
-    assert place is None
-    assert {(r.node, r.code) for r in refused} >= {
-        ("n1", "shards_unsupported"),
-        ("n2", "node_unreachable"),
-    }
-
-
 def test_no_nodes_and_no_profiles_are_reasons_too():
     wanted = model()
     place, refused = Planner([], [wanted], [], 0).place(wanted, replica(1, "pending"))

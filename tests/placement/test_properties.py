@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +42,19 @@ def cards(draw, name):
 
 
 @st.composite
+def connections(draw):
+    """A node's domain and fabrics, whole and odd ones."""
+    keys = draw(st.lists(st.sampled_from(["ib:1", "ib:2", "roce:a"]), max_size=2, unique=True))
+    names = st.sampled_from([frozenset(), frozenset({"a"}), frozenset({"b"})])
+    return {
+        "nvlink_domain": draw(st.sampled_from([None, "d.0", "d.0", "d.1"])),
+        "imex_ready": draw(st.sampled_from([True, True, False, None])),
+        "fabrics": dict.fromkeys(keys, ("mlx5_0:1", "mlx5_1:1")),
+        "declared": {key: draw(names) for key in keys},
+    }
+
+
+@st.composite
 def nodes(draw, at_least=0):
     return {
         name: node(
@@ -51,6 +67,7 @@ def nodes(draw, at_least=0):
             mgmt_addr=draw(st.sampled_from(["10.0.0.1", "10.0.0.1", None])),
             ports=draw(st.sampled_from([(20000, 20001), (20000, 20009)])),
             sources_on_disk=draw(st.sampled_from([frozenset(), frozenset({"hf:x/m0"})])),
+            **draw(connections()),
         )
         for name in (f"n{i}" for i in range(draw(st.integers(at_least, 5))))
     }
@@ -69,7 +86,8 @@ def profiles(draw):
         memory_mib=draw(st.sampled_from([None, 1024, 6 * GIB])),
         pool_labels=draw(st.sampled_from([{}, {"zone": ("a",)}])),
         engine_version=draw(st.sampled_from([None, "0.32.0"])),
-        shards=draw(st.sampled_from([1, 1, 1, 2])),
+        shards=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        fabric=draw(st.sampled_from(["nvlink-domain", "fabric", "any"])),
     )
 
 
@@ -182,10 +200,49 @@ def test_a_single_replica_is_placed_exactly_when_some_node_has_no_refusal(made, 
     fleet = Fleet(made, {"m": model("m", 1, wants)})
     fleet.tick()
     plan = decide(fleet.snapshot(), fleet.now)
-    fits = [n.id for n in fleet.snapshot().nodes if not filters.refusals(wants, n)]
+    fits = [n for n in fleet.snapshot().nodes if not filters.refusals(wants, n)]
     places = [i for i in plan.items if isinstance(i, Place)]
-    assert bool(places) == bool(fits)
-    assert all(place.shards[0].node_id in fits for place in places)
+    ways = [set(s) for s in combinations([n.id for n in fits], wants.shards)]
+    ways = [way for way in ways if together(wants, [n for n in fits if n.id in way], made)]
+    assert bool(places) == bool(ways)
+    for place in places:
+        assert {s.node_id for s in place.shards} in ways
+        assert [s.rank for s in place.shards] == list(range(wants.shards))
+        assert [s.master_port is None for s in place.shards] == [
+            rank > 0 or wants.shards == 1 for rank in range(wants.shards)
+        ]
+        held = {s.node_id: s.gpus for s in place.shards}
+        kinds = {g.class_ for n in fits for g in n.gpus if g.uuid in held.get(n.id, ())}
+        assert len(kinds) == (wants.gpus > 0), "cards of one class"
+
+
+def together(wants, chosen, made):
+    """Whether these nodes may hold one replica: the rule in its plainest words."""
+    if wants.shards == 1:
+        return True
+    if wants.engine_version is None and len({str(n.engines) for n in chosen}) > 1:
+        return False
+    one = wants.gpus == 0 or any(
+        all(not filters.refusals(replace(wants, gpu_class=name), n) for n in chosen)
+        for name in ("H100", "A100")
+    )
+    if not one or wants.fabric == "any":
+        return one
+    if wants.gpus > 0 or wants.fabric == "nvlink-domain":
+        domains = {n.nvlink_domain if n.imex_ready else None for n in chosen}
+        if len(domains) == 1 and None not in domains:
+            return True
+    return wants.fabric == "fabric" and any(
+        all(key in n.fabrics and usual(key, n, made) for n in chosen)
+        for key in ("ib:1", "ib:2", "roce:a")
+    )
+
+
+def usual(key, node, made):
+    """Whether a node calls the fabric nothing, or what most do (of equals, the first)."""
+    said = [n.declared[key] for n in made.values() if n.declared.get(key)]
+    most = min(said, key=lambda names: (-said.count(names), sorted(names)), default=None)
+    return not node.declared[key] or node.declared[key] == most
 
 
 @pytest.mark.slow
@@ -199,7 +256,7 @@ def test_nodes_of_one_shape_get_the_same_answer_and_the_best_node_wins(made, wan
         for wanted in wants.values():
             before, hosts = dict(ledger.nodes), dict(planner._hosts[wanted.name])
             place, _ = planner.place(wanted, replica(number, "pending", of=wanted.name))
-            if place is not None:
+            if place is not None and len(place.shards) == 1:
                 chosen = next(p for p in wanted.profiles if p.name == place.profile)
                 liking = score.Liking(wanted.source, hosts)
                 points = [
