@@ -105,6 +105,19 @@ class ScaleBody(Strict):
         return self
 
 
+class ReplaceBody(Strict):
+    """Another replica in its stead: ready first, one at a time."""
+
+    force: bool = Field(False, description="may stop first where there is no room for both")
+    cancel: bool = Field(False, description="takes back what was asked")
+
+
+class ReplaceModelBody(ReplaceBody):
+    """Replicas of a model."""
+
+    stale: bool = Field(False, description="only those whose profile was edited since")
+
+
 class CatalogBody(Catalog):
     """A whole catalog file; what it declared before and no longer does is removed."""
 

@@ -19,17 +19,33 @@ async def replicas(call: Call) -> Page:
 
 async def replica(call: Call) -> Any:
     """One replica."""
-    text = call.path["id"]
-    if not (text.isascii() and text.isdigit() and int(text) <= BIGGEST):
-        raise ApiError(400, f"{text!r} is no replica id: these are numbers, see llmgwctl replicas")
-    found = await page(call.pool, call.cursors, "replicas", PageQuery(), None, int(text))
+    number = _number(call.path["id"])
+    found = await page(call.pool, call.cursors, "replicas", PageQuery(), None, number)
     if not found:
         raise ApiError(
             404,
-            f"there is no replica {text}, or it is gone: llmgwctl replicas lists those there are, "
-            "llmgwctl decisions tells what became of others",
+            f"there is no replica {number}, or it is gone: llmgwctl replicas lists those there "
+            "are, llmgwctl decisions tells what became of others",
         )
     return found[0]
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= BIGGEST):
+        raise ApiError(400, f"{text!r} is no replica id: these are numbers, see llmgwctl replicas")
+    return int(text)
+
+
+async def replace(call: Call) -> Any:
+    """Another replica in this one's stead."""
+    body, number = call.body, _number(call.path["id"])
+    return await call.value("replace", call.actor, None, number, body.force, False, body.cancel)
+
+
+async def replace_all(call: Call) -> Any:
+    """A rolling restart of a model's replicas."""
+    body, name = call.body, call.path["name"]
+    return await call.value("replace", call.actor, name, None, body.force, body.stale, body.cancel)
 
 
 async def explain(call: Call) -> Any:

@@ -134,6 +134,15 @@ class Scaled(Answer):
     on_demand: bool
 
 
+class Replacing(Answer):
+    """Replicas that are to be replaced now, or (cancelled) no longer."""
+
+    model: str
+    replicas: list[int]
+    force: bool
+    cancelled: bool
+
+
 class ChangeView(Answer):
     """What became of one object."""
 

@@ -81,6 +81,14 @@ ROUTES: Final = (
     ),
     Route("GET", "/replicas/{id}", placement.replica, views.ReplicaView, "One replica"),
     Route(
+        "POST", "/replicas/{id}/replace", placement.replace, results.Replacing,
+        "Another replica in its stead, ready first", body=bodies.ReplaceBody,
+    ),
+    Route(
+        "POST", "/models/{name}/replace", placement.replace_all, results.Replacing,
+        "A rolling restart of a model's replicas", body=bodies.ReplaceModelBody,
+    ),
+    Route(
         "GET", "/explain-placement", placement.explain, views.ExplainView,
         "Why a model is or is not placed", bodies.ExplainQuery,
     ),

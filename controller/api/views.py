@@ -84,6 +84,7 @@ class ReplicaView(Answer):
     stale: bool
     backoff_until: str | None = None
     drain_deadline: str | None = None
+    replace_asked: str | None = None
     shards: list[ShardView]
 
 

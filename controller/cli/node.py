@@ -118,14 +118,18 @@ def _until_empty(session: Session, id_: str, timeout_s: float) -> int:
         if found["state"] in ("ready", "cordoned"):
             raise Failure(f"node {id_} is {found['state']}: somebody gave up its drain")
         if left != told and sys.stderr.isatty():
-            note(f"{left} replicas left on node {id_}")
+            note(f"{_replicas(left)} left on node {id_}")
             told = left
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"node {id_} still has {left} replicas after {age(timeout_s)}; the drain goes on, "
-                "llmgwctl decisions tells what keeps them"
+                f"node {id_} still has {_replicas(left)} after {age(timeout_s)}; the drain "
+                "goes on, llmgwctl decisions tells what keeps them"
             )
         time.sleep(POLL_S)
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 @node.command()

@@ -46,7 +46,8 @@ def _replicas_text(session: Session, found: list[dict[str, Any]]) -> str:
     ]  # fmt: skip
     stale = (f"replica {r['id']}: its profile was edited since it was placed"
              for r in found if r["stale"])  # fmt: skip
-    return lines(session.out.table(REPLICA_COLUMNS, rows), *errors, *stale)
+    asked = (f"replica {r['id']}: to be replaced" for r in found if "replace_asked" in r)
+    return lines(session.out.table(REPLICA_COLUMNS, rows), *errors, *stale, *asked)
 
 
 @click.command("explain-placement")

@@ -134,6 +134,10 @@ select jsonb_strip_nulls(to_jsonb(p) || jsonb_build_object('placed', coalesce(p.
     (select jsonb_agg(to_jsonb(r) - 'model' - 'at') from llmgw.rejections r where r.model = p.model))) as row
 from llmgw.placements p where p.model = $1::text;
 
+-- name: replace
+-- Marks replicas to be replaced, or takes the marks back.
+select llmgw.replace_v1($1::text, $2::text, $3::bigint, $4::boolean, $5::boolean, $6::boolean);
+
 -- name: node_set_intent
 -- The operator's word on a node.
 select llmgw.set_node_intent($1::text, $2::text, $3::text, $4::text);

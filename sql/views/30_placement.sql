@@ -16,7 +16,7 @@ select r.id, r.model, r.profile, r.state, r.pool,
          else round(extract(epoch from clock_timestamp() - u.used), 1) end::double precision as idle_seconds,
     r.endpoint, r.error, r.reason, r.restarts, u.in_flight,
     p.fingerprint is distinct from r.fingerprint and r.fingerprint is not null as stale,
-    r.backoff_until, r.drain_deadline,
+    r.backoff_until, r.drain_deadline, r.replace_asked,
     coalesce((select jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', v.id, 'node', v.node, 'rank', v.rank, 'gpus', coalesce(to_jsonb(v.gpus), '[]'),
             'state', v.state, 'error', v.error, 'cpu_cores', v.cpu_cores, 'memory_bytes', v.memory_bytes,
             'fetch', case when v.fetching is not null then v.fetching || jsonb_build_object('percent',
@@ -27,7 +27,7 @@ left join llmgw_core.profile p on p.model = r.model and p.name = r.profile
 left join lateral (select max(x.last_used_at) as used, sum(x.in_flight)::int as in_flight from llmgw_core.router_use x where x.replica_id = r.id) u on true
 where r.state <> 'gone'
 order by r.id;
-comment on view llmgw.replicas is 'Replicas that are not gone. idle_seconds is -1 when no router has reported any use, which is not the same as idle; stale says that the profile was edited since.';
+comment on view llmgw.replicas is 'Replicas that are not gone. idle_seconds is -1 when no router has reported any use, which is not the same as idle; stale says that the profile was edited since; replace_asked when an operator wants another in its stead.';
 
 create or replace view llmgw.placements as
 select m.name as model,

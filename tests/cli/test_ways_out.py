@@ -40,6 +40,7 @@ WRITES = [
     "cordon n1", "uncordon n1", "drain n1", "node enroll n7", "node revoke n2", "keys create k",
     "scale tiny --min 2",
     "gpu mark n1 1 unhealthy --reason fan",
+    "replace tiny", "replace 1 --cancel",
     "model remove tiny", "drain n3 --wait --timeout 1s",
 ]  # fmt: skip
 REFUSED = {
@@ -47,6 +48,9 @@ REFUSED = {
     "cordon nope": 1,
     "drain nope --wait": 1,
     "scale nope --min 1": 1,
+    "replace nope": 1,
+    "replace 99": 1,
+    "replace": 2,
     "scale tiny --min 3 --max 1": 1,
     "model remove nope": 1,
     "model add /nope": 1,
@@ -169,7 +173,7 @@ async def test_G02_something_else_there(nursery, answer):
 async def test_G02_drain_times_out_and_says_that_it_goes_on(full):
     done = await full("drain", "n1", "--wait", "--timeout", "0s", "--json")
     assert done.code == 124
-    assert "still has 1 replicas" in done.document["error"]
+    assert "still has 1 replica" in done.document["error"]
 
 
 async def draining(ctl: Ctl) -> None:
