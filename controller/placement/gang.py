@@ -10,26 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Final
 
 from controller.placement.chance import draw
 from controller.placement.fabric import NETWORK, NVLINK, Fabrics, Group
-from controller.placement.filters import ANY_ENGINE, free_ports
+from controller.placement.filters import free_ports
 from controller.placement.reasons import Code, Reason
+from controller.placement.together import Entry, Table, Together, best
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from controller.placement.ledger import Ledger
     from controller.placement.model import Gpu, Node, Profile, Replica
     from controller.placement.place import Demand
     from controller.placement.score import Liking
-
-Entry = tuple[float, int, str]
-"""(-points that depend on the node alone, tie, node id): the lowest is the best."""
-Table = dict[int, list[Entry]]
-"""Number of a group -> its nodes that could take a shard."""
 
 ALL_PORTS: Final = 65536
 
@@ -50,8 +45,8 @@ class Gangs:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._fabrics = Fabrics(ledger.present())
-        self._tables: dict[int, tuple[int, list[Table]]] = {}
-        """By demand: how often the ledger had changed, and the nodes by kind and group then."""
+        self._together: dict[int, Together] = {}
+        """By id of the demand, which lives as long as the plan."""
 
     def best(self, profile: Profile, demands: Sequence[Demand], liking: Liking) -> Gang | None:
         """The best group's best nodes, or None; ``demands`` are the profile's, one for each class.
@@ -60,7 +55,7 @@ class Gangs:
         """
         count = profile.shards
         fit: dict[tuple[int, int], list[tuple[Group, str | None, list[Entry]]]] = {}
-        for class_, table in self._by_kind(profile, demands):
+        for class_, table in self._by_kind(demands):
             for number, entries in table.items():
                 if len(entries) >= count:
                     group = self._fabrics.groups[number]
@@ -69,7 +64,7 @@ class Gangs:
         if not fit:
             return None
         found = [
-            (nsmallest(count, self._liked(entries, liking)), group, class_)
+            (best(entries, count, liking, self._ledger.nodes), group, class_)
             for group, class_, entries in fit[min(fit)]
         ]
         entries, group, class_ = min(
@@ -83,7 +78,7 @@ class Gangs:
         """What there was instead of a gang."""
         most: dict[int, int] = {}
         inside: dict[int, set[str]] = {}
-        for _, table in self._by_kind(profile, demands):
+        for _, table in self._by_kind(demands):
             for number, entries in table.items():
                 most[number] = max(most.get(number, 0), len(entries))
                 inside.setdefault(number, set()).update(entry[2] for entry in entries)
@@ -109,32 +104,14 @@ class Gangs:
             told[text] = told.get(text, 0) + total
         return blake2b(repr(sorted(told.items())).encode(), digest_size=16).digest()
 
-    def _liked(self, entries: Iterable[Entry], liking: Liking) -> Iterable[Entry]:
-        nodes = self._ledger.nodes
-        return ((minus - liking.bonus(nodes[id_]), tie, id_) for minus, tie, id_ in entries)
-
-    def _by_kind(
-        self, profile: Profile, demands: Sequence[Demand]
-    ) -> list[tuple[str | None, Table]]:
-        """Feasible nodes by kind and group; kept until the ledger changes."""
-        found: list[tuple[str | None, Table]] = []
+    def _by_kind(self, demands: Sequence[Demand]) -> Iterator[tuple[str | None, Table]]:
         for demand in demands:
-            known = self._tables.get(id(demand))
-            if known is None or known[0] != self._ledger.changes:
-                known = (self._ledger.changes, self._gathered(profile, demand))
-                self._tables[id(demand)] = known
-            found += [(demand.profile.gpu_class, table) for table in known[1]]
-        return found
-
-    def _gathered(self, profile: Profile, demand: Demand) -> list[Table]:
-        ledger, of = self._ledger, self._fabrics.of
-        kinds: dict[object, Table] = {}
-        for minus, shape in demand.feasible():
-            table = kinds.setdefault(_versions(profile, ledger.examples[shape]), {})
-            for tie, id_ in ledger.members[shape]:
-                for number in of(profile, id_):
-                    table.setdefault(number, []).append((minus, tie, id_))
-        return list(kinds.values())
+            known = self._together.get(id(demand))
+            if known is None:
+                known = Together(self._ledger, self._fabrics, demand)
+                self._together[id(demand)] = known
+            for table in known.tables():
+                yield known.class_, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +145,6 @@ class Unmet:
         return Reason(
             Code.GANG_TOO_SMALL, group.wanted(self.profile.shards), f"{there}{alike} {group.name}"
         )
-
-
-def _versions(profile: Profile, node: Node) -> object:
-    """What must be the same on all nodes of a gang besides the class of cards."""
-    if profile.engine == ANY_ENGINE or profile.engine_version is not None or node.engines is None:
-        return None
-    return node.engines.get(profile.engine)
 
 
 def master_port(node: Node, port: int, replica: Replica, seed: int) -> int:

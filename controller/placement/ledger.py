@@ -74,8 +74,8 @@ class Ledger:
         stir = draw(seed)
         self._ties = {id_: mixed(number ^ stir) for id_, number in self._prints.items()}
         self._present: tuple[Node, ...] | None = None
-        self.changes = 0
-        """How often the plan has taken something."""
+        self.taken: list[str] = []
+        """The nodes of which the plan has taken something, in its order."""
         self.notes: list[str] = []
         """Nodes that were left out because their rows make no sense."""
         for node in tuple(self.nodes.values()):
@@ -117,7 +117,7 @@ class Ledger:
         self.prints[self.shapes[old.id]] -= self._prints[old.id]
         self.nodes[new.id] = new
         self._present = None
-        self.changes += 1
+        self.taken.append(new.id)
         self.shapes[new.id] = self._shape(new)
         self.prints[self.shapes[new.id]] += self._prints[new.id]
         insort(self.members[self.shapes[new.id]], entry)

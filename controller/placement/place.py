@@ -102,7 +102,8 @@ class Planner:
         if not self.ledger.nodes:
             return None, without_nodes(model)
         refused: list[Batch] = []
-        liking = score.Liking(model.source, self._hosts[model.name], _avoided(replica))
+        held = bool(self._holders.get(model.source))
+        liking = score.Liking(model.source, self._hosts[model.name], _avoided(replica), held)
         for profile in model.profiles:
             nodes, group = self._nodes(profile, liking)
             if nodes:
@@ -154,10 +155,9 @@ class Planner:
     def _best(self, demand: Demand, liking: score.Liking) -> Node | None:
         """The node with the most points; among equals the lowest tie."""
         holders = self._holders.get(liking.source, [])
-        most = score.SPREAD + (score.WEIGHTS if holders else 0.0)
         best: tuple[float, int, str] | None = None
         for minus_base, shape in demand.feasible():
-            if best is not None and -minus_base + most < -best[0]:
+            if best is not None and -minus_base + liking.most < -best[0]:
                 break
             for tie, node_id, bonus in self._contenders(shape, holders, liking):
                 rank = (minus_base - bonus, tie, node_id)

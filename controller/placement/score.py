@@ -40,6 +40,13 @@ class Liking:
     """Node -> live replicas of the model, those of this plan included."""
     avoid: AbstractSet[str] = frozenset()
     """Nodes where this replica failed again and again."""
+    held: bool = True
+    """Whether any node holds the weights."""
+
+    @property
+    def most(self) -> float:
+        """No node has more points that depend on the model."""
+        return SPREAD + (WEIGHTS if self.held else 0.0)
 
     def bonus(self, node: Node) -> float:
         """Points that depend on the model."""
