@@ -36,7 +36,7 @@ begin
         raise exception 'replica % is placed on no node', r.id using errcode = 'LG003';
     end if;
     for s in select * from jsonb_to_recordset(p_item->'shards') as x(rank int, node_id text, basis bigint,
-            gpus text[], gpu_memory_mib bigint, port int, cpus double precision, memory_mib bigint) loop
+            gpus text[], gpu_memory_mib bigint, port int, master_port int, cpus double precision, memory_mib bigint, gang jsonb) loop
         select * into n from llmgw_core.node where id = s.node_id;
         if n.id is null then
             raise exception 'node % does not exist', s.node_id using errcode = 'LG003';
@@ -45,9 +45,15 @@ begin
         elsif (p_gens->>n.id)::bigint is distinct from s.basis then
             raise exception 'node % changed since the snapshot', n.id using errcode = 'LG003';
         end if;
-        insert into llmgw_core.shard (replica_id, launch, rank, node_id, port, cpus, memory_mib, spec)
-            values (r.id, r.launch + 1, s.rank, s.node_id, s.port, s.cpus, s.memory_mib,
-                    (p_item->'spec') || jsonb_build_object('shards', jsonb_array_length(p_item->'shards')))
+        -- Two indexes keep each kind of port to one live holder; between the kinds only this does.
+        if s.port = s.master_port or exists (select 1 from llmgw_core.shard o where o.node_id = n.id and o.state not in ('stopped', 'failed')
+                and (o.master_port = s.port or o.port = s.master_port)) then
+            raise exception 'port % or % of node % is taken', s.port, s.master_port, n.id using errcode = 'LG003';
+        end if;
+        insert into llmgw_core.shard (replica_id, launch, rank, node_id, port, master_port, cpus, memory_mib, spec)
+            values (r.id, r.launch + 1, s.rank, s.node_id, s.port, s.master_port, s.cpus, s.memory_mib,
+                    (p_item->'spec') || jsonb_build_object('shards', jsonb_array_length(p_item->'shards'))
+                    || case jsonb_typeof(s.gang) when 'object' then jsonb_build_object('gang', s.gang) else '{}' end)
             returning id into shard;
         if exists (select 1 from unnest(s.gpus) g left join llmgw_core.gpu c on c.node_id = s.node_id and c.uuid = g
                    where c.uuid is null or not c.healthy or c.partitioned) then
