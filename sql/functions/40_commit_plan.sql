@@ -48,7 +48,7 @@ begin
         -- Two indexes keep each kind of port to one live holder; between the kinds only this does.
         if s.port = s.master_port or exists (select 1 from llmgw_core.shard o where o.node_id = n.id and o.state not in ('stopped', 'failed')
                 and (o.master_port = s.port or o.port = s.master_port)) then
-            raise exception 'port % or % of node % is taken', s.port, s.master_port, n.id using errcode = 'LG003';
+            raise exception 'port % of node % is taken', concat_ws(' or ', s.port, s.master_port), n.id using errcode = 'LG003';
         end if;
         insert into llmgw_core.shard (replica_id, launch, rank, node_id, port, master_port, cpus, memory_mib, spec)
             values (r.id, r.launch + 1, s.rank, s.node_id, s.port, s.master_port, s.cpus, s.memory_mib,
