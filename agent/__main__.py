@@ -7,6 +7,7 @@ import sql.plain_logs  # noqa: F401 - before anything that imports structlog
 # isort: split
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,19 @@ import click
 import structlog
 import trio
 
-from agent import __version__
+from agent import __version__, provision
 from agent.address import LOOPBACK
 from agent.commands import examine, probe
-from agent.config import AgentSettings, BadConfig, engine_environment, load
+from agent.config import AgentSettings, BadConfig, engine_environment, fetch_environment, load
 from agent.door import SqlDoor
 from agent.facts import Facts
 from agent.log import configure
 from agent.loop import Agent
 from agent.machine import Machine
+from agent.probes.inventory import read_engines
+from agent.probes.root import Root
 from agent.probes.weights_scan import WeightsScan
+from agent.provision import Provision
 from agent.shards import Shards
 from agent.state import StateDir, StateDirBusy, node_secret
 from agent.supervise import Site
@@ -36,28 +40,51 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-def build(settings: AgentSettings, door: Door, state: StateDir, machine: Machine) -> Agent:
-    """An agent out of its settings."""
+def provisioner(settings: AgentSettings, state: StateDir, machine: Machine) -> Provision:
+    """What installs engines here, as far as the settings allow it."""
+    site = provision.Site(
+        folder=settings.engines_path,
+        logs=state.logs,
+        env=engine_environment(),
+        engine_paths=settings.engine_paths,
+        found=partial(read_engines, Root(), settings.probe_config()),
+        changed=machine.wake,
+    )
+    return Provision(settings.provision, site)
+
+
+def build(
+    settings: AgentSettings, door: Door, state: StateDir, machine: Machine, engines: Provision
+) -> tuple[Agent, Shards]:
+    """An agent out of its settings, and the shards that it works on."""
     env = engine_environment()
+    weights = Weights(
+        settings.weights_path.resolve(),
+        fetch_environment(),
+        settings.weights_reserve,
+        settings.hf_token_file,
+    )
     site = Site(
         node=settings.node,
         state=state,
-        weights=Weights(settings.weights_path.resolve(), env, settings.weights_reserve),
+        weights=weights,
         env=env,
         engine_paths=settings.engine_paths,
         numbering=machine.numbering,
+        provision=engines.ensure,
     )
     shards = Shards(site, settings.mgmt_addr or LOOPBACK)
-    return Agent(
+    agent = Agent(
         node=settings.node,
         secret=node_secret(settings.secret_path),
         enrolment_token=settings.token(),
         door=door,
         state=state,
         shards=shards,
-        facts=Facts(machine, WeightsScan(settings.scan_paths), shards.sources),
+        facts=Facts(machine, WeightsScan(settings.scan_paths), shards.sources, engines.rows),
         engine_log_bytes=settings.engine_log_size,
     )
+    return agent, shards
 
 
 async def serve(settings: AgentSettings, state: StateDir) -> None:
@@ -65,10 +92,17 @@ async def serve(settings: AgentSettings, state: StateDir) -> None:
     url = settings.database.url.get_secret_value()
     machine = Machine(settings.probe_config(), url, ledger_file=state.path / "health.json")
     async with open_pool(settings.database, f"llmgw-agent {settings.node}") as pool, machine:
-        agent = await trio.to_thread.run_sync(build, settings, SqlDoor(pool), state, machine)
+        engines = provisioner(settings, state, machine)
+        agent, shards = await trio.to_thread.run_sync(
+            build, settings, SqlDoor(pool), state, machine, engines
+        )
+        tidy = partial(
+            engines.keep_tidy, shards.environments, partial(agent.loops.succeeded, "engines")
+        )
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(agent.run)
+                nursery.start_soon(agent.loops.supervise, "engines", tidy)
                 log.info("agent runs", state_dir=str(state.path), version=__version__)
                 async for number in signals:
                     log.info("signal", name=signal.Signals(number).name)

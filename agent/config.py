@@ -11,8 +11,9 @@ import os
 import re
 import socket
 import tomllib
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -25,12 +26,14 @@ from pydantic import (
 )
 
 from agent.probes.inventory import ProbeConfig
+from agent.provision_settings import ProvisionSettings
+from agent.units import size_bytes
 from sql.settings import DatabaseSettings, url_from_environment
 
 SYSTEM_FILE = Path("/etc/llmgw/agent.toml")
 SYSTEM_STATE = Path("/var/lib/llmgw-agent")
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _HIDDEN = re.compile(r"LLMGW_|PG[A-Z]|NOTIFY_SOCKET$|INVOCATION_ID$|JOURNAL_STREAM$")
+_DOWNLOADS = re.compile(r"AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN)$")
 
 
 class BadConfig(Exception):
@@ -43,14 +46,6 @@ def default_state_dir() -> Path:
         return SYSTEM_STATE
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(base) / "llmgw-agent"
-
-
-def size_bytes(text: str | int) -> int:
-    """`16MiB` as bytes; ValueError for anything else than a number and KiB, MiB, GiB or TiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]iB)?", str(text).strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a size such as 512MiB or 16GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 class AgentSettings(BaseModel):
@@ -92,6 +87,9 @@ class AgentSettings(BaseModel):
     weights_reserve: int = Field(
         1 << 30, ge=0, description="bytes that downloads leave free on that disk, as 1GiB"
     )
+    hf_token_file: Path | None = Field(
+        None, description="token of the Hugging Face hub for `hf:` sources; instead of HF_TOKEN"
+    )
     on_exit: Literal["keep", "stop"] = Field(
         "keep",
         description="what becomes of engines when the agent ends: an upgrade of the agent should "
@@ -118,6 +116,16 @@ class AgentSettings(BaseModel):
         default_factory=dict,
         description='names of fabrics by ports, as "mlx5_*" = "rail-net" or "mlx5_0/1" = "storage"',
     )
+
+    provision: ProvisionSettings = Field(
+        default_factory=partial(ProvisionSettings.model_validate, {}),
+        description="engines that the agent may install; LLMGW_PROVISION=vllm,llamacpp names them",
+    )
+
+    @field_validator("provision", mode="before")
+    @classmethod
+    def _engines(cls, value: Any) -> Any:
+        return {"engines": value} if isinstance(value, str) else value
 
     @field_validator("weights_reserve", "engine_log_size", mode="before")
     @classmethod
@@ -160,6 +168,11 @@ class AgentSettings(BaseModel):
         return self.weights_dir or self.state_dir / "weights"
 
     @property
+    def engines_path(self) -> Path:
+        """Where the environments lie that the agent builds."""
+        return self.state_dir.resolve() / "engines"
+
+    @property
     def scan_paths(self) -> list[str]:
         """Directories that are looked through for weights."""
         return [str(self.weights_path.resolve()), *self.scan_dirs]
@@ -187,6 +200,8 @@ class AgentSettings(BaseModel):
             weights=self.scan_paths,
             engine_venvs=[*self.engine_venvs, *sorted(homes)],
             fabrics=self.fabrics,
+            environments=str(self.engines_path),
+            provisions=self.provision.engines,
         )
 
 
@@ -196,7 +211,16 @@ def plain_probe_config() -> ProbeConfig:
 
 
 def engine_environment() -> dict[str, str]:
-    """The agent's environment without its secrets, which engines and their logs must not see."""
+    """The agent's environment without its secrets, which engines and their logs must not see.
+
+    Credentials of object stores are for downloads only.
+    """
+    found = fetch_environment()
+    return {name: value for name, value in found.items() if not _DOWNLOADS.match(name)}
+
+
+def fetch_environment() -> dict[str, str]:
+    """What downloads get of the agent's environment: proxies, HF_*, AWS_*."""
     return {name: value for name, value in os.environ.items() if not _HIDDEN.match(name)}
 
 
@@ -233,13 +257,19 @@ def _from_file(path: Path | None) -> dict[str, Any]:
         raise BadConfig(f"{path or SYSTEM_FILE} is not TOML: {error}") from error
 
 
+_PARTS: Final[dict[str, type[BaseModel]]] = {
+    "database": DatabaseSettings,
+    "provision": ProvisionSettings,
+}
+
+
 def _words(error: ValidationError) -> str:
     """Each fault in a line; an unknown key gets the nearest right one. Values are not shown."""
     lines = []
     for fault in error.errors(include_input=False, include_url=False):
         name = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
-            known = DatabaseSettings if fault["loc"][0] == "database" else AgentSettings
+            known = _PARTS.get(str(fault["loc"][0]), AgentSettings)
             near = difflib.get_close_matches(str(fault["loc"][-1]), known.model_fields, 1, 0.5)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known.model_fields)}"
             lines.append(f"unknown setting {name}; {hint}")

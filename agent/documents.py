@@ -54,7 +54,7 @@ def host_document(found: Found, config: ProbeConfig) -> dict[str, Any]:
         agent_version=agent.__version__,
         ports=list(config.ports) if config.ports else None,
         warnings=list(_warnings(found)),
-        machine=_machine(found),
+        machine=_machine(found) | known(provision=list(config.provisions) or None),
         nvlink=_nvlink(found),
         imex=_imex(found.imex),
     )

@@ -85,9 +85,15 @@ class Facts:
     """Facts of one node, remembered so that only changes are sent."""
 
     def __init__(
-        self, probes: Probes, weights: WeightsScan, sources: Callable[[], Iterable[str]]
+        self,
+        probes: Probes,
+        weights: WeightsScan,
+        sources: Callable[[], Iterable[str]],
+        provision: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None,
     ) -> None:
+        """`provision` tells of engines that are being installed or could not be."""
         self.probes = probes
+        self._provision = provision
         self._weights = weights
         self._sources = sources
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
@@ -117,6 +123,8 @@ class Facts:
         """Probe all slow facts and send those that changed. A bad document costs only itself."""
         found = await self.probes.slow()
         self._events.extend(found.pop("events", ()))
+        if self._provision is not None and found.get("engines") is not None:
+            found["engines"] = [*found["engines"], *await self._provision()]
         local = [s for s in self._sources() if s.startswith("file:")]
         listed = await self._weights.read(local)
         found["weights"] = [{"managed": False, **document} for document in listed]

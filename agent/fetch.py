@@ -2,7 +2,8 @@
 
 A process because a library may block for minutes and cannot be cancelled in a thread. It dies with
 its agent: when stdin ends, it ends. One writer per source on a node by a kernel lock, which no
-crash can leave behind (case D22). Job: {"source", "weights_dir", "reserve_bytes"}; each line out is
+crash can leave behind (case D22). Job: {"source", "weights_dir", "reserve_bytes",
+"hf_token_file"?}, by stdin because arguments can be read by every user; each line out is
 {"bytes_done", "bytes_total"?}, then {"path"} or {"error"}. Started by agent.weights only.
 """
 
@@ -12,7 +13,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import sys
 import threading
 import time
@@ -22,11 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from agent.atomic import write_atomic
 from agent.fetch_hf import fetch_hf
-from agent.fetch_http import FetchError, fetch_file
-from agent.source import NOTE, BadSource, Source, parse_source, read_note
+from agent.fetch_http import fetch_file
+from agent.fetch_room import Room, folder_bytes
+from agent.fetch_s3 import fetch_s3
+from agent.fetch_verify import Brought, Checksum, FetchError
+from agent.source import NOTE, BadSource, Source, complete_path, parse_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PROGRESS_S = 0.5
 LOCK_POLL_S = 0.2
@@ -39,10 +42,11 @@ def say(**document: Any) -> None:
 
 
 class Progress:
-    """Tells the agent how far a download is, at most twice a second."""
+    """Tells the agent how far a download is, at most twice a second; `check` may end it then."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None] | None = None) -> None:
         self._last = 0.0
+        self._check = check
 
     def __call__(self, done: int, total: int | None) -> None:
         """Say it when it is time."""
@@ -50,71 +54,82 @@ class Progress:
         if now - self._last >= PROGRESS_S:
             self._last = now
             say(bytes_done=done, bytes_total=total)
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder, unfinished ones included."""
-    total = 0
-    for base, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(base) / name).stat().st_size
-            except OSError:
-                continue  # finished and renamed while we looked
-    return total
+            if self._check is not None:
+                self._check()
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the source's lock; wait for another writer, showing its progress meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        progress = Progress()
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
+    progress = Progress()
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as file:
+            while not _locked(file.fileno()):
                 progress(folder_bytes(folder), None)
                 time.sleep(LOCK_POLL_S)
-        yield
+            if _is_there(folder / "lock", file.fileno()):
+                yield
+                return
+        # The weights were removed while we waited (agent.weights_collect), the lock with them.
 
 
-def room_for(folder: Path, missing: int | None, reserve_bytes: int) -> None:
-    """Refuse a download that the disk cannot hold (D23); unknown sizes count as none."""
-    free = shutil.disk_usage(folder).free
-    if free - (missing or 0) < reserve_bytes:
-        need = "an unknown size" if missing is None else f"{missing / 2**30:.2f} GiB"
-        raise FetchError(
-            f"no space: {need} is still to come, {folder} has {free / 2**30:.2f} GiB free and "
-            f"{reserve_bytes / 2**30:.2f} GiB stay reserved; free some or move weights_dir"
-        )
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def fetch(source: Source, weights_dir: Path, reserve_bytes: int) -> Path:
+def _is_there(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def fetch(
+    source: Source, weights_dir: Path, reserve_bytes: int, hf_token_file: Path | None = None
+) -> Path:
     """Bring a source's weights here, verified; the file or folder to load."""
     folder = source.folder(weights_dir)
     with only_writer(folder):
-        single = source.file_name if source.kind == "http" else source.file
-        path = folder / single if single else folder
-        if read_note(folder).get("complete") and path.exists():
+        if (path := complete_path(source, folder)) is not None:
             return path
-        write_note(folder, source, complete=False)
-
-        def room(missing: int | None) -> None:
-            room_for(folder, missing, reserve_bytes)
-
-        if source.kind == "http":
-            fetch_file(source.url or "", path, source.sha256, room, Progress())
+        write_note(folder, source, None)
+        room = Room(weights_dir, folder, source.text, reserve_bytes)
+        progress = Progress(room.check)
+        if source.kind == "s3":
+            brought = fetch_s3(source, folder, room.claim, progress)
+        elif source.kind == "hf":
+            brought = fetch_hf(source, folder, hf_token_file, room.claim, progress)
         else:
-            fetch_hf(source, folder, room, Progress())
-        write_note(folder, source, complete=True)
+            brought = _one_file(source, folder, room, progress)
+        write_note(folder, source, brought)
+        path = complete_path(source, folder)
+        if path is None:
+            raise FetchError(f"{source.text} was changed by somebody in {folder} as it came")
         return path
 
 
-def write_note(folder: Path, source: Source, *, complete: bool) -> None:
-    """Record whose weights these are; `complete` only after they were verified."""
-    note = {"source": source.text, "complete": complete, "bytes": folder_bytes(folder)}
+def _one_file(source: Source, folder: Path, room: Room, progress: Progress) -> Brought:
+    name = source.file_name
+    checksum = Checksum("sha256", source.sha256) if source.sha256 else None
+    word = fetch_file(source.url or "", folder / name, checksum, room.claim, progress)
+    return Brought({name: word}, name)
+
+
+def write_note(folder: Path, source: Source, brought: Brought | None) -> None:
+    """Record whose weights these are; complete only when all that was `brought` is verified."""
+    note: dict[str, Any] = {"source": source.text, "complete": brought is not None}
+    note["bytes"] = folder_bytes(folder)
+    if brought is not None:
+        note["files"] = {
+            name: {"bytes": (folder / name).stat().st_size, "verified": word}
+            for name, word in sorted(brought.files.items())
+        }
+        note |= {"file": brought.single} if brought.single else {}
     write_atomic(folder / NOTE, json.dumps(note), mode=0o644)
 
 
@@ -131,7 +146,13 @@ def main() -> None:
     threading.Thread(target=_die_with_agent, daemon=True).start()
     try:
         source = parse_source(job["source"])
-        path = fetch(source, Path(job["weights_dir"]), job["reserve_bytes"])
+        token_file = job.get("hf_token_file")
+        path = fetch(
+            source,
+            Path(job["weights_dir"]),
+            job["reserve_bytes"],
+            None if token_file is None else Path(token_file),
+        )
     except (FetchError, BadSource) as error:
         say(error=str(error))
     except OSError as error:

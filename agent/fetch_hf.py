@@ -1,15 +1,20 @@
 """Download a model from a Hugging Face hub (HF_ENDPOINT and HF_TOKEN are honoured).
 
-Runs in the child process of agent.fetch. huggingface_hub does the work: it resumes and verifies.
+Runs in the child process of agent.fetch. huggingface_hub knows the hub: revisions, files, sizes,
+checksums and the token. The bytes come by fetch_http: the library starts a file over after a kill
+and leaves the old part lying, and it compares no checksum.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from agent.fetch_http import FetchError
+from agent.fetch_http import fetch_file
+from agent.fetch_many import bring, place_of, total_of
+from agent.fetch_room import folder_bytes
+from agent.fetch_verify import Brought, Checksum, FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
 
     from agent.source import Source
 
-WATCH_S = 0.5
+INFO_TIMEOUT_S = 30
 _SPLIT = re.compile(r"(.+)-\d{5}-of-\d{5}\.gguf")
 DUPLICATES = ("original/*", "*.pth", "*.bin", "*.msgpack", "*.h5", "*.onnx", "onnx/*")
 """The same weights in other formats: left out when the repository has safetensors."""
@@ -57,10 +62,14 @@ def _one_gguf(names: Iterable[str]) -> None:
 def fetch_hf(
     source: Source,
     folder: Path,
+    token_file: Path | None,
     room: Callable[[int | None], None],
     progress: Callable[[int, int | None], None],
-) -> None:
-    """Bring a repository, or one file of it, into `folder`; raises FetchError."""
+) -> Brought:
+    """Bring a repository, or one file of it, into `folder`; raises FetchError.
+
+    The token is that of `token_file`, else the library's own: HF_TOKEN or HF_TOKEN_PATH.
+    """
     try:
         import huggingface_hub
     except ImportError:
@@ -70,64 +79,56 @@ def fetch_hf(
         ) from None
     repo = source.repo or ""
     try:
-        info = huggingface_hub.HfApi().model_info(
-            repo, revision=source.revision, files_metadata=True, timeout=30
+        token = _token(token_file) or huggingface_hub.get_token()
+        info = huggingface_hub.HfApi(token=token or False).model_info(
+            repo, revision=source.revision, files_metadata=True, timeout=INFO_TIMEOUT_S
         )
-        sizes = {s.rfilename: s.size for s in info.siblings or []}
-        files = wanted_files(sizes, source.file)
-        if not files:
-            raise FetchError(f"{source.text}: the repository has no such file")
-        total = _sum(files)
-        room(None if total is None else max(0, total - _here(folder)))
-        with _Watch(folder, total, progress):
-            huggingface_hub.snapshot_download(
-                repo, revision=info.sha, allow_patterns=list(files), local_dir=folder
-            )
     except FetchError:
         raise
     except Exception as error:  # the library raises its own, httpx's and ours: all mean "failed"
         raise FetchError(f"{source.text} cannot be fetched: {error}") from error
-    _verify(source, folder, files)
-
-
-def _sum(files: dict[str, int | None]) -> int | None:
-    known = [size for size in files.values() if size is not None]
-    return sum(known) if len(known) == len(files) else None
-
-
-def _here(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-
-
-def _verify(source: Source, folder: Path, files: dict[str, int | None]) -> None:
+    listed = {s.rfilename: s for s in info.siblings or []}
+    files = wanted_files({name: s.size for name, s in listed.items()}, source.file)
+    if not files:
+        raise FetchError(f"{source.text}: the repository has no such file")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    jobs: dict[str, Callable[[], str]] = {}
     for name, size in files.items():
-        path = folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found is None or (size is not None and found != size):
-            path.unlink(missing_ok=True)
-            raise FetchError(f"{source.text}: {name} has {found} bytes and should have {size}")
+        path = place_of(folder, name, source.text)
+        url = huggingface_hub.hf_hub_url(repo, name, revision=info.sha)
+        jobs[name] = partial(_bring, url, path, size, _checksum(listed[name]), headers)
+    total = total_of(files)
+    room(None if total is None else max(0, total - folder_bytes(folder)))
+    return Brought(bring(jobs, folder, total, progress), source.file)
 
 
-class _Watch:
-    """Tells the progress of a library that does not: looks at the folder twice a second."""
+def _token(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text().strip() or None
+    except (OSError, ValueError) as error:
+        raise FetchError(f"hf_token_file {path} cannot be read: {error}") from error
 
-    def __init__(
-        self, folder: Path, total: int | None, progress: Callable[[int, int | None], None]
-    ) -> None:
-        self._folder, self._total, self._progress = folder, total, progress
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def _run(self) -> None:
-        while not self._end.wait(WATCH_S):
-            try:
-                self._progress(_here(self._folder), self._total)
-            except OSError:
-                continue  # a file was renamed while we looked
+def _checksum(sibling: Any) -> Checksum | None:
+    """Large files have a sha256, small ones are blobs of git."""
+    if sibling.lfs is not None:
+        return Checksum("sha256", sibling.lfs.sha256)
+    return Checksum("git", sibling.blob_id) if sibling.blob_id else None
 
-    def __enter__(self) -> None:
-        self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
+def _bring(
+    url: str, path: Path, size: int | None, checksum: Checksum | None, headers: dict[str, str]
+) -> str:
+    """One file; one that is there with its size was verified before it got its name."""
+    if path.is_file() and size is not None and path.stat().st_size == size:
+        return "size" if checksum is None else checksum.kind
+    verified = fetch_file(url, path, checksum, _any, _any, headers)
+    if size is not None and path.stat().st_size != size:
+        found = path.stat().st_size
+        path.unlink()
+        raise FetchError(f"{url}: {found} bytes came and the hub lists {size}")
+    return verified
+
+
+def _any(*_: object) -> None:
+    """Room and progress are those of the whole source."""

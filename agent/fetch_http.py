@@ -5,7 +5,6 @@ Runs in the child process of agent.fetch; blocking by design.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import urllib.error
@@ -13,37 +12,37 @@ import urllib.request
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
+from agent.fetch_verify import BLOCK, Checksum, FetchError, facts_of, finish, verify, version_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 READ_TIMEOUT_S = 30
 TRIES = 5
 """Tries in a row that brought no byte; any progress starts the count again."""
-BLOCK = 1 << 20
-
-
-class FetchError(Exception):
-    """The download failed for good; the message says which, why and what to do."""
 
 
 def fetch_file(
     url: str,
     path: Path,
-    sha256: str | None,
+    checksum: Checksum | None,
     room: Callable[[int | None], None],
     progress: Callable[[int, int | None], None],
-) -> None:
-    """Bring a URL to `path`. Bytes already in `path.part` are kept when the server still has them.
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """Bring a URL to `path`; how it was verified, as a word of fetch_verify.
 
-    Raises FetchError; `room` is called with the bytes still to come before any is written.
+    Bytes already in `path.part` are kept when the server still has them. `headers` go to the URL's
+    own host only: a redirect to another must not carry a token along. Raises FetchError; `room` is
+    called with the bytes still to come before any is written.
     """
     part = path.with_name(path.name + ".part")
     failures = 0
     while True:
         before = _size(part)
         try:
-            total = _attempt(url, part, room, progress)
+            total = _attempt(url, part, room, progress, headers or {})
             break
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code not in (408, 429):
@@ -57,25 +56,13 @@ def fetch_file(
         if failures >= TRIES:
             raise FetchError(f"{url} failed {failures} times without progress: {reason}")
         time.sleep(min(30.0, 0.2 * 2**failures))
-    _verify(part, total, sha256, url)
-    part.replace(path)
-    _facts(part).unlink(missing_ok=True)
+    verified = verify(part, total, checksum, url)
+    finish(part, path)
+    return verified
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _facts(part: Path) -> Path:
-    return part.with_name(part.name + ".json")
-
-
-def _validator(part: Path) -> str | None:
-    try:
-        found = json.loads(_facts(part).read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def _attempt(
@@ -83,12 +70,15 @@ def _attempt(
     part: Path,
     room: Callable[[int | None], None],
     progress: Callable[[int, int | None], None],
+    headers: Mapping[str, str],
 ) -> int | None:
     """One connection: the rest of the file. The full size, None when the server does not say."""
-    have, validator = _size(part), _validator(part)
+    have, validator = _size(part), version_of(part)
     if have and not validator:
         have = 0  # the file may have changed meanwhile: half of each would be worse than waiting
     request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})  # noqa: S310
+    for name, value in headers.items():
+        request.add_unredirected_header(name, value)
     if have and validator:
         request.add_header("Range", f"bytes={have}-")
         request.add_header("If-Range", validator)
@@ -98,7 +88,7 @@ def _attempt(
         if error.code != 416:
             raise
         part.unlink()  # more bytes here than there: start over
-        return _attempt(url, part, room, progress)
+        return _attempt(url, part, room, progress, headers)
     with answer:
         start = have if answer.status == 206 else 0
         length = answer.headers.get("Content-Length")
@@ -106,7 +96,7 @@ def _attempt(
         room(None if length is None else int(length))
         tag = answer.headers.get("ETag") or ""
         valid = tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified")
-        _facts(part).write_text(json.dumps(valid))
+        facts_of(part).write_text(json.dumps(valid))
         _copy(answer, part, start, total, progress)
     return total
 
@@ -129,17 +119,3 @@ def _copy(
             progress(done, total)
     if total is not None and done < total:
         raise HTTPException(f"the connection ended after {done} of {total} bytes")
-
-
-def _verify(part: Path, total: int | None, sha256: str | None, url: str) -> None:
-    size = _size(part)
-    if total is not None and size != total:
-        part.unlink()
-        raise FetchError(f"{url}: {size} bytes came and {total} were announced")
-    if sha256 is None:
-        return
-    with part.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        part.unlink()  # never served, and never taken for a good beginning (case D25)
-        raise FetchError(f"{url}: its sha256 is {found} and {sha256} was expected; removed")

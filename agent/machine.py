@@ -82,6 +82,10 @@ class Machine:
     ) -> None:
         await self._child.__aexit__(kind, error, trace)
 
+    def wake(self) -> None:
+        """Ask for a look soon."""
+        self.woken.set()
+
     async def slow(self) -> dict[str, Any]:
         """The documents of host, gpus, ports, engines, disks and checks, and new `events`."""
         self.woken = trio.Event()

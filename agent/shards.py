@@ -62,7 +62,7 @@ def word_of(record: Record, *, with_tail: bool) -> dict[str, Any]:
     word: dict[str, Any] = {"shard": record.shard, "state": said}
     if said == record.state:
         word["error"] = record.error
-        word["fetch"] = record.fetch if said == "fetching" else None
+        word["fetch"] = record.fetch if said in ("fetching", "provisioning") else None
         if said in SHARD_FINAL:
             word["exit_code"] = record.exit_code
             word["log_tail"] = record.log_tail if with_tail else None
@@ -263,6 +263,11 @@ class Shards:
     def news(self) -> News:
         """Told when a shard changes."""
         return self._site.news
+
+    def environments(self) -> set[str]:
+        """Names of environments that live shards run in or wait for (agent.provision)."""
+        live = [r.assignment for r in self._records.values() if r.state not in SHARD_FINAL]
+        return {f"{a.get('engine')}-{a.get('engine_version')}" for a in live}
 
     def sources(self) -> set[str]:
         """Sources that shards of this node name."""

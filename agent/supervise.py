@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,6 +19,7 @@ from agent import procfs
 from agent.engines import ENGINES, CannotLaunch, Place, devices, engine_of, hint
 from agent.logfile import TAIL_BYTES, tail
 from agent.process import Identity, Mark, alive, end_tree, ended, exit_code, spawn, tree
+from agent.provision import NoEngine
 from agent.readiness import foreign_listener, not_ready_because
 from agent.weights import NoWeights
 from agent.work import News
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from agent.assignment import Assignment
     from agent.state import Record, StateDir
     from agent.weights import Weights
+
+    Provisioner = Callable[[Assignment, Callable[[dict[str, Any]], None]], Awaitable[Path | None]]
 
 HEALTH_S = 5.0
 FIRST_CHECK_S = 0.05
@@ -54,6 +58,11 @@ async def unnumbered() -> Mapping[str, int]:
     return {}
 
 
+async def as_it_is(_: Assignment, __: Callable[[dict[str, Any]], None]) -> Path | None:
+    """For a node that installs nothing: engines are where settings and PATH say."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What all shards of one agent share."""
@@ -67,6 +76,8 @@ class Site:
     news: News = field(default_factory=News)
     numbering: Callable[[], Awaitable[Mapping[str, int]]] = unnumbered
     """Numbers of the cards by UUID; empty when they cannot be told for all."""
+    provision: Provisioner = as_it_is
+    """The environment of the engine's version, built when it must; raises NoEngine."""
 
     def mark(self, a: Assignment) -> Mark:
         """The mark of everything that belongs to a shard."""
@@ -149,8 +160,9 @@ class Shard:
     async def _start(self) -> Identity:
         a = self.assignment
         try:
-            path = None if a.source is None else await self._site.weights.ensure(a.source, self._on)
-        except NoWeights as error:
+            home = await self._site.provision(a, partial(self._on, "provisioning"))
+            path = await self._weights(a)
+        except (NoEngine, NoWeights) as error:
             raise Failed(str(error)) from error
         self.record.fetch = None
         await self._set("starting")
@@ -159,7 +171,7 @@ class Shard:
             raise Failed(f"port {a.port} is held by {holder}, which is not of this shard")
         numbers = await self._site.numbering() if a.gpus and _wants_numbers(a) else {}
         try:
-            leader = await trio.to_thread.run_sync(self._spawn, path, numbers)
+            leader = await trio.to_thread.run_sync(self._spawn, path, home, numbers)
         except CannotLaunch as error:
             raise Failed(str(error)) from error
         except OSError as error:
@@ -168,16 +180,23 @@ class Shard:
         self._site.news.tell()
         return leader
 
-    def _on(self, progress: dict[str, Any]) -> None:
-        moved = self.record.state != "fetching"
-        self.record.state, self.record.fetch = "fetching", progress
+    async def _weights(self, a: Assignment) -> Path | None:
+        if a.source is None:
+            return None
+        return await self._site.weights.ensure(a.source, partial(self._on, "fetching"))
+
+    def _on(self, state: str, progress: dict[str, Any]) -> None:
+        moved = self.record.state != state
+        self.record.state, self.record.fetch = state, progress
         if moved:
             self._site.news.tell()
 
-    def _spawn(self, source_path: Path | None, numbers: Mapping[str, int]) -> Identity:
+    def _spawn(
+        self, source_path: Path | None, home: Path | None, numbers: Mapping[str, int]
+    ) -> Identity:
         """Runs in a thread to its end, so that no start goes unrecorded."""
         a, site = self.assignment, self._site
-        place = Place(source_path, site.engine_paths, site.env.get("PATH", ""))
+        place = Place(source_path, site.engine_paths, site.env.get("PATH", ""), home)
         launch = engine_of(a.engine).launch(a, place)
         folder = site.state.run_of(a.shard)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from agent.source import BadSource, Source, parse_source, read_note
+from agent.source import BadSource, Source, complete_path, parse_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 RESERVE_BYTES = 1 << 30
 """Stays free on the disk of the weights: logs, state and a database may live there too."""
@@ -32,12 +33,21 @@ class NoWeights(Exception):
 
 
 class Weights:
-    """The weights directory of a node. `env` is the environment for downloads (proxies, HF_*)."""
+    """The weights directory of a node. `env` is the environment of downloads: proxies, HF_*, AWS_*.
+
+    `hf_token_file` holds the hub's token; only its name is handed on, by a pipe.
+    """
 
     def __init__(
-        self, folder: Path, env: Mapping[str, str], reserve_bytes: int = RESERVE_BYTES
+        self,
+        folder: Path,
+        env: Mapping[str, str],
+        reserve_bytes: int = RESERVE_BYTES,
+        hf_token_file: Path | None = None,
     ) -> None:
         self.folder = folder
+        self._hf_token_file = hf_token_file
+        self._removing: dict[Path, trio.Event] = {}
         path = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         self._env = {**env, "PYTHONPATH": path, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         self._reserve = reserve_bytes
@@ -51,25 +61,37 @@ class Weights:
             source = parse_source(text)
         except BadSource as error:
             raise NoWeights(str(error)) from error
+        await self._not_removing(source)
         if source.kind == "file":
             path = source.path or Path()
             if not await trio.to_thread.run_sync(path.exists):
                 raise NoWeights(f"{text} does not exist on this node: put it there or fix source")
             return path
-        complete = await trio.to_thread.run_sync(self._complete, source)
+        folder = source.folder(self.folder)
+        complete = await trio.to_thread.run_sync(complete_path, source, folder)
         return complete or await self._download(source, progress)
 
-    def _complete(self, source: Source) -> Path | None:
-        folder = source.folder(self.folder)
-        single = source.file_name if source.kind == "http" else source.file
-        path = folder / single if single else folder
-        return path if read_note(folder).get("complete") and path.exists() else None
+    @contextmanager
+    def removing(self, folder: Path) -> Iterator[None]:
+        """While a download is removed: who wants it waits, and then brings it anew."""
+        self._removing[folder] = trio.Event()
+        try:
+            yield
+        finally:
+            self._removing.pop(folder).set()
+
+    async def _not_removing(self, source: Source) -> None:
+        """Wait until nothing is being removed that the source may mean."""
+        folder = None if source.kind == "file" else source.folder(self.folder)
+        while busy := [e for f, e in self._removing.items() if folder in (None, f)]:
+            await busy[0].wait()
 
     async def _download(self, source: Source, progress: Callable[[dict[str, Any]], None]) -> Path:
         job = {
             "source": source.text,
             "weights_dir": str(self.folder),
             "reserve_bytes": self._reserve,
+            "hf_token_file": self._hf_token_file and str(self._hf_token_file),
         }
         child = await trio.lowlevel.open_process(
             [sys.executable, "-m", "agent.fetch"],

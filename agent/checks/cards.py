@@ -54,6 +54,8 @@ def _uncounted(found: Found, here: tuple[Gpu, ...], silent: list[Gpu]) -> Verdic
         return _missing(missing, len(here), len(here) + len(missing))
     if machine.in_wsl(found):
         return passed(f"{_counted(here)}; WSL shows no PCI bus to compare with") if here else None
+    if not here and not found.signs:
+        return None  # the check `driver` says that this is a CPU-only node
     why = found.pci.error or "no reason given"
     return warned(f"{_counted(here)}; the PCI bus could not be read: {why}", _NO_PCI)
 

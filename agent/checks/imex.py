@@ -63,7 +63,8 @@ def _state(seen: Imex) -> str:
 
 def _service(found: Found, seen: Imex) -> Verdict:
     unit = found.services.get(SERVICE)
-    owner = seen.owner or "nobody"
+    asked = unit is None or unit.state is not None
+    owner = seen.owner or ("nobody" if asked else "whom, systemd could not be asked")
     version = f", version {seen.version}" if seen.version else ""
     words = f"IMEX is {_state(seen)}, run by {owner}{version}"
     why = "; ".join(filter(None, (words, seen.error)))

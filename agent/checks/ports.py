@@ -123,6 +123,8 @@ def _slow(active: Sequence[IbPort]) -> list[Verdict]:
 def port_errors(found: Found) -> Verdict | None:
     """Error counters that are high; they count from the start of the card."""
     ports = [port for port in found.ports.ports if port.active]
+    if found.ports.error and not any(port.errors for port in ports):
+        return None  # only a tool told of the ports, and it tells no counters
     high = [
         f"{labels.port(port)} {name} {value}"
         for port in ports
@@ -163,16 +165,24 @@ def _unidentified(silent: Sequence[IbPort]) -> list[Verdict]:
     dead: list[tuple[IbPort, str]] = []
     others: list[tuple[IbPort, str]] = []
     for port in silent:
-        why = port.sm_error or f"{labels.port(port)}: its subnet manager was not asked"
+        why = port.sm_error or "its subnet manager was not asked"
         (dead if any(w in why.lower() for w in _UNANSWERED) else others).append((port, why))
     verdicts = []
     if dead:
         remedy = "see that a subnet manager runs on this fabric (opensm, UFM, or in the switch)"
-        verdicts.append(failed(labels.listed(why for _, why in dead), remedy))
+        verdicts.append(failed(_by_reason(dead), remedy))
     if others:
         declared = sorted({port.fabric for port, _ in others if port.fabric})
         names = f"; declared as {labels.listed(declared)}, not proven" if declared else ""
         remedy = "run the agent as root, with infiniband-diags installed (`sminfo`)"
-        words = labels.listed(dict.fromkeys(why for _, why in others))
-        verdicts.append(warned(words + names, remedy))
+        verdicts.append(warned(_by_reason(others) + names, remedy))
     return verdicts
+
+
+def _by_reason(told: Sequence[tuple[IbPort, str]]) -> str:
+    """Each reason once, with the ports that it is true of."""
+    ports: dict[str, list[str]] = {}
+    for port, why in told:
+        plain = why.removeprefix(f"{labels.port(port)}: ")
+        ports.setdefault(plain, []).append(labels.port(port))
+    return "; ".join(f"{labels.listed(names)}: {why}" for why, names in ports.items())

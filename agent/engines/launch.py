@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -29,14 +30,25 @@ class Place:
     """Programs by engine or engine@version, from the settings."""
     search_path: str = os.defpath
     """PATH to look programs up in."""
+    environment: Path | None = None
+    """The virtual environment of the engine's version, when the profile names one that is here."""
 
     def program(self, a: Assignment, *names: str) -> str | None:
-        """The program of an engine: the one set for its version, for it, or the first in PATH."""
+        """The program set for the engine's version or for the engine, else the first in PATH.
+
+        With an environment of its version only that is looked in: PATH may hold another version.
+        """
         for key in (f"{a.engine}@{a.engine_version}", a.engine):
             if key in self.engine_paths:
                 return self._executable(key, self.engine_paths[key])
-        found = (shutil.which(name, path=self.search_path) for name in names)
+        where = self.search_path if self.environment is None else str(self.environment / "bin")
+        found = (shutil.which(name, path=where) for name in names)
         return next((path for path in found if path), None)
+
+    @property
+    def python(self) -> str:
+        """The interpreter for engines that are a module: the environment's, else our own."""
+        return sys.executable if self.environment is None else str(self.environment / "bin/python")
 
     def _executable(self, key: str, path: str) -> str:
         if not os.access(path, os.X_OK) or not Path(path).is_file():

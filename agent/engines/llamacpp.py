@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +51,7 @@ class LlamaCpp:
         # The front drains on SIGTERM; 2 s of the grace are left for it to exit by itself.
         drain = f"{max(0.0, a.stop_grace_s - 2):g}"
         # By path, and -P: it must start in any folder, and not find our vllm.py for vLLM.
-        front = (sys.executable, "-P", str(FRONT), "--drain", drain)
+        front = (place.python, "-P", str(FRONT), "--drain", drain)
         argv = [*((program,) if program else front)]
         argv += ["-m", str(gguf_file(place.weights(a), a.model)), "--alias", a.model]
         argv += ["--host", a.host, "--port", str(a.port), "--metrics"]

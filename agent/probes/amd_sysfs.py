@@ -120,10 +120,7 @@ def _read_card(root: Root, name: str) -> Gpu | None:
 
 def _address(root: Root, place: str) -> str | None:
     """PCI address: the device is a link named so, and in a copy its uevent still says it."""
-    try:
-        linked = values.pci_bus_id(root.at(place).readlink().name)
-    except (OSError, ValueError):
-        linked = None
+    linked = values.pci_bus_id((root.link(place) or "").rpartition("/")[2])
     event = root.read(f"{place}/uevent", 4096) or ""
     slot = re.search(r"^PCI_SLOT_NAME=(\S{1,32})$", event, re.MULTILINE)
     return linked or (values.pci_bus_id(slot[1]) if slot else None)

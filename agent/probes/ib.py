@@ -7,7 +7,6 @@ raises: each field of a port may be unknown on its own.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -174,7 +173,7 @@ def _link_layer(root: Root, card: str, place: str) -> LinkLayer | None:
 
 
 def _omni_path(root: Root, card: str) -> bool:
-    names = (card.rpartition("/")[2], _link(root, f"{card}/device/driver").rpartition("/")[2])
+    names = (card.rpartition("/")[2], (root.link(f"{card}/device/driver") or "").rpartition("/")[2])
     board = (_line(root, f"{card}/board_id") or "").lower()
     return any(_OMNI_PATH.match(name) for name in names) or "omni-path" in board
 
@@ -217,16 +216,10 @@ def _pci_bus_id(root: Root, card: str) -> str | None:
     """
     event = root.read(f"{card}/device/uevent", 4096) or ""
     slot = re.search(r"^PCI_SLOT_NAME=([0-9A-Fa-f:.]{1,20})", event, re.MULTILINE)
-    parts = [*_link(root, card).split("/"), *_link(root, f"{card}/device").split("/")[-1:]]
+    device = (root.link(f"{card}/device") or "").rpartition("/")[2]
+    parts = [*(root.link(card) or "").split("/"), device]
     addresses = filter(None, map(values.pci_bus_id, reversed(parts)))
     return next(addresses, None) or values.pci_bus_id(slot[1] if slot else None)
-
-
-def _link(root: Root, path: str) -> str:
-    try:
-        return os.readlink(root.at(path))  # noqa: PTH115 - as text: it may lead nowhere
-    except (OSError, ValueError):
-        return ""
 
 
 async def read(root: Root, declared: Mapping[str, str]) -> Ports:

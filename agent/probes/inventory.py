@@ -78,6 +78,10 @@ class ProbeConfig:
     ports: tuple[int, int] | None = None
     weights: Sequence[str] = ()
     engine_venvs: Sequence[str] = ()
+    environments: str | None = None
+    """Folder of the environments that the agent built itself."""
+    provisions: Sequence[str] = ()
+    """Engines that the agent may install: said of the host."""
     fabrics: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -102,13 +106,23 @@ async def look(root: Root, config: ProbeConfig, *, child: Child | None = None) -
             "ports": partial(_ports, root, config),
             "services": partial(_services, root),
             "disks": partial(disks.read_disks, root, config.weights),
-            "engines": partial(engines.read, root, config.engine_venvs),
+            "engines": partial(read_engines, root, config),
         }
         for name, call in questions.items():
             nursery.start_soon(ask, name, call)
     asked = {name: part for name, part in parts.items() if part is not None}
     found = Found(**asked)  # type: ignore[arg-type]
     return await _with_wiring(root, _with_limits(found))
+
+
+async def read_engines(root: Root, config: ProbeConfig) -> tuple[engines.Engine, ...]:
+    """Engines in the configured and the usual places, and those that the agent built."""
+    folder = config.environments
+    names: list[str] = []
+    if folder is not None:
+        names = await _kernel(partial(root.names, folder), "engines built") or []
+    built = [f"{folder}/{name}" for name in names if not name.startswith(".")]
+    return await engines.read(root, [*built, *config.engine_venvs])
 
 
 def _with_limits(found: Found) -> Found:

@@ -233,26 +233,19 @@ def _read_device(root: Root, address: str, only_node: int | None) -> PciDevice:
         cpus=_cpus(root.read(f"{place}/local_cpulist", 4096)),
         host_bridge=host_bridge,
         parents=parents,
-        driver=Path(_link(root, f"{place}/driver")).name or None,
-        virtual=root.exists(f"{place}/physfn") or bool(_link(root, f"{place}/physfn")),
+        driver=Path(root.link(f"{place}/driver") or "").name or None,
+        virtual=root.exists(f"{place}/physfn") or root.link(f"{place}/physfn") is not None,
     )
 
 
 def _path(root: Root, place: str) -> str:
     """Where a device really is. In a captured machine the link may lead nowhere: its text tells."""
-    text = _link(root, place)
+    text = root.link(place)
     if text and parse_tree(text)[0] is not None:
         return text
     try:
         return str(root.at(place).resolve()) if text else ""
     except (OSError, RuntimeError, ValueError):
-        return ""
-
-
-def _link(root: Root, path: str) -> str:
-    try:
-        return str(root.at(path).readlink())
-    except (OSError, ValueError):
         return ""
 
 

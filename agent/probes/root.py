@@ -38,6 +38,8 @@ KILL_WAIT_S: Final = 1.0
 AFTER_EXIT_S: Final = 1.0
 """How long output is still read after a tool has ended."""
 MAX_STUCK_THREADS: Final = 16
+MAX_LINKS: Final = 40
+"""As many as the kernel follows in one path."""
 MAX_STUCK_PROCESSES: Final = 4
 """Killed tools that the kernel has not let go; with so many, asking again only adds more."""
 
@@ -79,8 +81,21 @@ class Root:
         return self.prefix == Path("/")
 
     def at(self, path: str | Path) -> Path:
-        """The place of an absolute path of the machine in our own file system."""
-        return self.prefix / str(path).lstrip("/")
+        """The place of an absolute path of the machine in our own file system. Blocking.
+
+        Below a prefix, links are followed as the captured machine would: an absolute one must not
+        lead to the machine we run on.
+        """
+        plain = self.prefix / str(path).lstrip("/")
+        return plain if self.live else _inside(self.prefix, str(path))
+
+    def link(self, path: str | Path) -> str | None:
+        """Where a symbolic link points, as its text; None when the path is none. Blocking."""
+        folder, _, name = str(path).rstrip("/").rpartition("/")
+        try:
+            return os.readlink(self.at(folder) / name)  # noqa: PTH115 - it may lead nowhere
+        except (OSError, ValueError):
+            return None
 
     def read(self, path: str | Path, limit: int = READ_LIMIT) -> str | None:
         """Text of a regular file, cut at `limit` bytes; None when it cannot be read. Blocking."""
@@ -165,6 +180,28 @@ def _opened(path: str, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def _inside(prefix: Path, path: str) -> Path:
+    """A path with its links resolved below a prefix; a loop ends as a path that is not there."""
+    ahead = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    here, links = prefix, 0
+    while ahead:
+        part = ahead.pop()
+        if part == "..":
+            here = here if here == prefix else here.parent
+            continue
+        step = here / part
+        if not step.is_symlink():
+            here = step
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            return step
+        target = os.readlink(step)  # noqa: PTH115 - its text, not a path of ours
+        here = prefix if target.startswith("/") else here
+        ahead += [part for part in reversed(target.split("/")) if part not in ("", ".")]
+    return here
 
 
 def _read_some(file: FileIO, limit: int) -> bytes:

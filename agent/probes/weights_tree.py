@@ -179,14 +179,14 @@ class Tree:
             model = unfinished(model, "its download is not finished")
         elif not model.cut:  # verified by its sizes or checksum: a header unknown to us is no fault
             model = Model(model.format, True, model.facts, model.reason)
-        name = (source.repo or source.file_name) if source else place.name
+        name = source.name if source else place.name
         found = document(path=self.path(place), name=readable(Path(name)), model=model, files=files)
         revision = {"revision": source.revision} if source and source.revision else {}
         return {"source": text, **found, "managed": True, **revision}
 
     def _downloaded(self, source: Source | None, files: list[File], listing: Listing) -> Model:
         """What a download holds: the file that the source names, or the whole folder."""
-        single = source and (source.file if source.kind == "hf" else source.file_name)
+        single = source and source.single
         folder = folder_model(files, listing.dead, self._memory)
         if not single and folder is not None and folder.format != "other":
             return folder

@@ -24,6 +24,23 @@ def test_reads_below_the_prefix_only(machine):
     assert Root().live
 
 
+def test_links_stay_below_the_prefix(machine, tmp_path):
+    captured = machine({"/etc/os-release": "captured", "/a/b/c": "relative"})
+    top = tmp_path / "root"
+    (top / "etc/link").symlink_to("/etc/os-release")
+    (top / "a/up").symlink_to("../../../../a/b/c")
+    (top / "whole").symlink_to("/a/b")
+    (top / "live").symlink_to("/proc/self/status")
+    (top / "loop").symlink_to("/loop")
+    assert captured.read("/etc/link") == "captured"
+    assert captured.read("/a/up") == "relative", "no .. leads above the machine's own root"
+    assert captured.names("/whole") == ["c"]
+    assert captured.read("/whole/c") == "relative"
+    assert captured.read("/live") is None
+    assert captured.read("/loop") is None
+    assert not captured.exists("/live")
+
+
 def test_binary_and_large_files_are_text_and_cut(machine, tmp_path):
     captured = machine({"/x": ""})
     (tmp_path / "root/x").write_bytes(b"\xff\x00" * 100_000)

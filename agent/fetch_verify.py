@@ -1,0 +1,85 @@
+"""What came is what was meant: sizes and checksums of one downloaded file (case D25).
+
+Runs in the child process of agent.fetch, several files at a time.
+Called by fetch_http and fetch_s3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+BLOCK = 1 << 20
+
+
+class FetchError(Exception):
+    """The download failed for good; the message says which, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """What a file's bytes must come to. `kind` is sha256, md5 or git (the id of a git blob)."""
+
+    kind: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What a download brought: how each file was verified, and the one file where it is only one.
+
+    The words are sha256, md5, git, size, or none where the server told nothing to compare with.
+    """
+
+    files: dict[str, str]
+    single: str | None = None
+
+
+def digest(path: Path, kind: str) -> str:
+    """The checksum of a file's bytes as hex digits."""
+    with path.open("rb") as file:
+        if kind != "git":
+            return hashlib.file_digest(file, kind).hexdigest()
+        sha1 = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+        while block := file.read(BLOCK):
+            sha1.update(block)
+        return sha1.hexdigest()
+
+
+def verify(part: Path, total: int | None, checksum: Checksum | None, what: str) -> str:
+    """How the file was found good; FetchError, and the file is gone, when it is not."""
+    size = part.stat().st_size
+    if total is not None and size != total:
+        part.unlink()
+        raise FetchError(f"{what}: {size} bytes came and {total} were announced")
+    if checksum is None:
+        return "none" if total is None else "size"
+    found = digest(part, checksum.kind)
+    if found != checksum.value:
+        part.unlink()  # never served, and never taken for a good beginning
+        raise FetchError(
+            f"{what}: its {checksum.kind} is {found} and {checksum.value} was expected; removed"
+        )
+    return checksum.kind
+
+
+def facts_of(part: Path) -> Path:
+    """Where the mark of the version lies that an unfinished file belongs to."""
+    return part.with_name(part.name + ".json")
+
+
+def version_of(part: Path) -> str | None:
+    """The mark (an ETag or a time) of the version that `part` is the beginning of."""
+    try:
+        found = json.loads(facts_of(part).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def finish(part: Path, path: Path) -> None:
+    """Give a verified file its name."""
+    part.replace(path)
+    facts_of(part).unlink(missing_ok=True)

@@ -1,0 +1,406 @@
+"""Engines become environments: built whole or not at all, shared, bounded, never in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from agent import provision
+from agent.assignment import Assignment
+from agent.config import engine_environment
+from agent.probes.engines import Engine, scan_environment
+from agent.probes.root import Root
+from agent.provision import NoEngine, Provision
+from agent.provision_settings import ProvisionSettings
+from agent.provision_store import Store
+from tests.agent import fake_wheels
+from tests.agent.conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+pytestmark = pytest.mark.slow
+
+
+def wanted(version: str | None, engine: str = "vllm") -> Assignment:
+    return Assignment(1, 10, "m", "running", engine, 1, "127.0.0.1", engine_version=version)
+
+
+class Ground:
+    """A node's folder, its wheels, and what its probes find."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.wheels = folder / "engines", folder / "wheels"
+        self.wheels.mkdir()
+        (folder / "logs").mkdir()
+        self.logs = folder / "logs"
+        self.elsewhere: Sequence[Engine] = ()
+        self.looks = 0
+        self.said: list[dict[str, Any]] = []
+
+    def provision(self, **settings: Any) -> Provision:
+        async def found() -> Sequence[Engine]:
+            return self.elsewhere
+
+        def changed() -> None:
+            self.looks += 1
+
+        site = provision.Site(
+            folder=self.folder,
+            logs=self.logs,
+            env=engine_environment(),
+            engine_paths=settings.pop("engine_paths", {}),
+            found=found,
+            changed=changed,
+        )
+        given = {"engines": ["vllm"], "wheel_dir": self.wheels, "min_free": 0, **settings}
+        return Provision(ProvisionSettings.model_validate(given), site)
+
+    @property
+    def names(self) -> list[str]:
+        return Store(self.folder).names()
+
+    @property
+    def unfinished(self) -> list[Path]:
+        used = {str(p.resolve()) for p in self.folder.iterdir() if p.is_symlink()}
+        return [p for p in self.folder.glob(".builds/*/env-*") if str(p.resolve()) not in used]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground(tmp_path)
+
+
+async def test_a_wanted_version_becomes_an_environment_once(ground):
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    made = ground.provision()
+    path = await made.ensure(wanted("1.2.3"), ground.said.append)
+    assert path == ground.folder / "vllm-1.2.3"
+    assert [(e.version, e.error) for e in scan_environment(Root(), str(path))] == [("1.2.3", None)]
+    assert (path / "bin/vllm").is_file()
+    assert ground.said[0] == {"source": "vllm 1.2.3: begins", "bytes_done": 0}
+    assert len(ground.said) > 1
+    assert ground.looks == 2  # it begins, it ended
+    assert await made.rows() == []
+    assert "vllm-1.2.3" in (ground.logs / "engine-vllm-1.2.3.log").read_text()
+    assert ground.unfinished == []
+    # The second time nothing is built, nor by the next agent.
+    ground.said.clear()
+    assert await ground.provision().ensure(wanted("1.2.3"), ground.said.append) == path
+    assert ground.said == []
+
+
+async def test_without_a_version_or_leave_nothing_is_built(ground):
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    ensure = ground.provision().ensure
+    assert await ensure(wanted(None), ground.said.append) is None
+    assert await ensure(wanted("1.2.3", "command"), ground.said.append) is None
+    assert await ensure(wanted("1.2.3", "sglang"), ground.said.append) is None
+    off = ground.provision(engines=[])
+    assert await off.ensure(wanted("1.2.3"), ground.said.append) is None
+    for paths in ({"vllm": "/x"}, {"vllm@1.2.3": "/x"}):
+        named = ground.provision(engine_paths=paths)
+        assert await named.ensure(wanted("1.2.3"), ground.said.append) is None
+    assert ground.said == []
+    assert not ground.folder.exists()
+
+
+async def test_a_version_found_elsewhere_is_used_and_not_built(ground, tmp_path):
+    home = tmp_path / "venv"
+    (home / "bin").mkdir(parents=True)
+    for name in ("vllm", "python"):
+        (home / "bin" / name).write_text("#!/bin/sh\n")
+        (home / "bin" / name).chmod(0o755)
+    ground.elsewhere = [
+        Engine("vllm", "9.9", str(tmp_path / "other/bin/python")),
+        Engine("vllm", "1.2.3", str(home / "bin/python")),
+        Engine("llamacpp", "b5234", "/opt/llama/bin/llama-server"),
+    ]
+    made = ground.provision(engines=["vllm", "llamacpp"])
+    assert await made.ensure(wanted("1.2.3"), ground.said.append) == home
+    assert await made.ensure(wanted("b5234", "llamacpp"), ground.said.append) is None
+    assert ground.said == []
+
+
+@pytest.mark.parametrize("version", ["../1", "1 --index-url x", "1;2", "", "-r", "1\n2", "x" * 200])
+async def test_a_version_that_is_none_is_refused_before_anything(ground, version):
+    with pytest.raises(NoEngine, match="is no version of vllm"):
+        await ground.provision().ensure(wanted(version), ground.said.append)
+    assert not ground.folder.exists()
+
+
+async def refused(ground: Ground, made: Provision, version: str) -> str:
+    with pytest.raises(NoEngine) as caught:
+        await made.ensure(wanted(version), ground.said.append)
+    assert ground.names == []
+    await made.collect(set)
+    assert ground.unfinished == []
+    return str(caught.value)
+
+
+async def test_no_such_version(ground):
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    made = ground.provision()
+    words = await refused(ground, made, "7.7")
+    assert words.splitlines()[0] == (
+        "vllm 7.7 could not be installed: No matching distribution found for vllm==7.7"
+    )
+    [row] = await made.rows()
+    assert (row["engine"], row["version"], row["state"]) == ("vllm", "7.7", "failed")
+    assert row["error"].startswith("No matching distribution found for vllm==7.7")
+
+
+async def test_a_failed_build_waits_until_time_or_settings_allow_another(ground):
+    made = ground.provision()
+    await refused(ground, made, "1.2.3")
+    log = (ground.logs / "engine-vllm-1.2.3.log").read_text()
+    words = await refused(ground, made, "1.2.3")
+    assert "tried again in 10 min" in words
+    # The next agent knows of it as well, and nothing ran again.
+    assert "tried again" in await refused(ground, ground.provision(), "1.2.3")
+    assert (ground.logs / "engine-vllm-1.2.3.log").read_text() == log
+    # Other settings, or a new wheel, are a reason to try at once.
+    other = ground.provision(packages={"vllm": "nothing=={version}"})
+    assert await other.rows() == []
+    assert "for nothing==1.2.3" in await refused(ground, other, "1.2.3")
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    assert await made.rows() == []
+    assert await made.ensure(wanted("1.2.3"), ground.said.append)
+    assert await made.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("wheel", "packages", "words"),
+    [
+        (
+            partial(fake_wheels.wheel, name="boxed", version="1.2.3", needs=("vllm==1.2.4",)),
+            {"vllm": "boxed=={version}"},
+            "is vllm 1.2.4, not 1.2.3: name 1.2.4 in the profile",
+        ),
+        (
+            partial(fake_wheels.wheel, name="boxed", version="1.2.3"),
+            {"vllm": "boxed=={version}"},
+            r"brought no vllm: correct \[provision.packages\] vllm",
+        ),
+        (
+            partial(fake_wheels.wheel, name="vllm", version="1.2.3", module="vllm"),
+            {},
+            "brought no program vllm",
+        ),
+        (
+            partial(fake_wheels.vllm, version="1.2.3", said="1.2.9"),
+            {},
+            "vllm 1.2.3 could not be installed: ",
+        ),
+    ],
+)
+async def test_what_came_is_not_what_was_wanted(ground, wheel, packages, words):
+    fake_wheels.vllm(ground.wheels, "1.2.4")
+    wheel(ground.wheels)
+    made = ground.provision(packages=packages)
+    with pytest.raises(NoEngine, match=words):
+        await made.ensure(wanted("1.2.3"), ground.said.append)
+    assert ground.names == []
+    assert [row["state"] for row in await made.rows()] == ["failed"]
+
+
+async def test_a_broken_wheel(ground):
+    path = fake_wheels.vllm(ground.wheels, "1.2.3")
+    path.write_bytes(path.read_bytes()[:200])
+    words = await refused(ground, ground.provision(), "1.2.3")
+    assert "vllm-1.2.3-py3-none-any.whl" in words
+    assert len(words) < 2500
+
+
+async def test_too_little_space_is_told_before_anything_is_fetched(ground):
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    words = await refused(ground, ground.provision(min_free="900TiB"), "1.2.3")
+    assert "no space" in words
+    assert "[provision] min_free is 921600.00 GiB" in words
+    assert not (ground.logs / "engine-vllm-1.2.3.log").exists()
+
+
+async def test_a_build_ends_when_the_disk_fills(ground, monkeypatch, tmp_path):
+    monkeypatch.setattr(provision, "FLOOR_BYTES", 1 << 62)
+    flag = tmp_path / "flag"
+    fake_wheels.slow_sdist(ground.wheels, "1.2.3", flag)
+    # min_free lets it begin; the floor is what the disk never has.
+    made = ground.provision(min_free="1KiB")
+    monkeypatch.setattr(provision, "min", lambda *_: 1 << 62, raising=False)
+    words = await refused(ground, made, "1.2.3")
+    assert "no space" in words
+
+
+async def test_a_build_that_takes_too_long_is_ended_with_all_its_processes(ground, tmp_path):
+    flag = tmp_path / "flag"
+    fake_wheels.slow_sdist(ground.wheels, "1.2.3", flag)
+    made = ground.provision(deadline="30s")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(refused, ground, ground.provision(deadline="20s"), "1.2.3")
+        await until(flag.exists, "the build hangs", 60)
+        pid = int(flag.read_text() or 0)
+    await until(lambda: not alive(pid), "the installer is gone")
+    assert "not ready within [provision] deadline, 20 s" in (await rows_of(ground, "20s"))
+    assert made is not None
+
+
+async def rows_of(ground: Ground, deadline: str) -> str:
+    [row] = await ground.provision(deadline=deadline).rows()
+    return str(row["error"])
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_stopped_shard_ends_its_build_and_leaves_no_blame(ground, tmp_path):
+    flag = tmp_path / "flag"
+    fake_wheels.slow_sdist(ground.wheels, "1.2.3", flag)
+    made = ground.provision()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.ensure, wanted("1.2.3"), ground.said.append)
+        await until(lambda: flag.exists() and flag.read_text() != "", "the build hangs", 60)
+        assert await made.rows() == [
+            {"engine": "vllm", "version": "1.2.3", "state": "provisioning"}
+        ]
+        nursery.cancel_scope.cancel()
+    await until(lambda: not alive(int(flag.read_text())), "the installer is gone")
+    assert await made.rows() == []
+    assert ground.names == []
+    await made.collect(set)
+    assert ground.unfinished == []
+
+
+async def test_two_shards_share_one_build(ground):
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    made, paths = ground.provision(), []
+
+    async def one(told: Callable[[dict[str, Any]], None]) -> None:
+        paths.append(await made.ensure(wanted("1.2.3"), told))
+
+    second: list[dict[str, Any]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one, ground.said.append)
+        nursery.start_soon(one, second.append)
+    assert paths == [ground.folder / "vllm-1.2.3"] * 2
+    assert (ground.logs / "engine-vllm-1.2.3.log").read_text().count("Successfully installed") == 1
+    assert len(second) > 1  # it was told how far the other's build is
+
+
+async def test_two_agents_build_one_after_the_other(ground):
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    paths = []
+
+    async def one() -> None:
+        paths.append(await ground.provision().ensure(wanted("1.2.3"), ground.said.append))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one)
+        nursery.start_soon(one)
+    assert paths == [ground.folder / "vllm-1.2.3"] * 2
+    assert (ground.logs / "engine-vllm-1.2.3.log").read_text().count("Successfully installed") == 1
+
+
+async def test_D22_a_builder_killed_midway_leaves_nothing_that_counts(ground, tmp_path):
+    flag = tmp_path / "flag"
+    sdist = fake_wheels.slow_sdist(ground.wheels, "1.2.3", flag)
+    made = ground.provision()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(refused, ground, made, "1.2.3")
+        await until(lambda: flag.exists() and flag.read_text() != "", "the build hangs", 60)
+        os.kill(os.getpgid(int(flag.read_text())), signal.SIGKILL)  # the builder alone
+    await until(lambda: not alive(int(flag.read_text())), "its installer ends with it")
+    [row] = await made.rows()
+    assert row["error"] == "the build ended without a word: killed or crashed"
+    sdist.unlink()
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    assert await made.ensure(wanted("1.2.3"), ground.said.append)
+    assert ground.unfinished == []
+
+
+def made_by_hand(ground: Ground, name: str, used_at: float) -> None:
+    store = Store(ground.folder)
+    ground.folder.mkdir(exist_ok=True)
+    with store.locked(name) as held:
+        assert held
+        place = store.begin(name)
+        (place / "bin").mkdir()
+        (place / "bin/python").symlink_to("/bin/true")
+        store.publish(name, place)
+    os.utime(store.link(name), (used_at, used_at), follow_symlinks=False)
+
+
+async def test_the_longest_unused_environments_go_and_none_in_use(ground):
+    now = time.clock_gettime(time.CLOCK_REALTIME)
+    for age, version in enumerate(["5", "1", "4", "2", "3"]):
+        made_by_hand(ground, f"vllm-{version}", now - 1000 + age)
+    made = ground.provision(max_environments=2)
+    assert ground.names == ["vllm-5", "vllm-1", "vllm-4", "vllm-2", "vllm-3"]
+    # Asked for again: used now, although it was the oldest.
+    assert await made.ensure(wanted("5"), ground.said.append) == ground.folder / "vllm-5"
+    assert await made.collect(lambda: {"vllm-1", "vllm-none"}) == ["vllm-4", "vllm-2", "vllm-3"]
+    assert sorted(ground.names) == ["vllm-1", "vllm-5"]
+    assert ground.unfinished == []
+    assert await made.collect(lambda: {"vllm-1", "vllm-5"}) == []
+    one = ground.provision(max_environments=1)
+    assert await one.collect(lambda: {"vllm-1", "vllm-5"}) == []  # in use, whatever their number
+
+
+async def test_an_environment_that_is_being_built_is_not_removed(ground):
+    for version in ("1", "2"):
+        made_by_hand(ground, f"vllm-{version}", 1000.0 + int(version))
+    made, store = ground.provision(max_environments=1), Store(ground.folder)
+    with store.locked("vllm-1") as held:
+        assert held
+        assert await made.collect(set) == []
+    assert await made.collect(set) == ["vllm-1"]
+
+
+async def test_an_environment_whose_interpreter_is_gone_is_built_again(ground):
+    fake_wheels.vllm(ground.wheels, "1.2.3")
+    made_by_hand(ground, "vllm-1.2.3", 1000.0)
+    old = ground.folder / "vllm-1.2.3/bin/python"
+    old.unlink()
+    old.symlink_to("/gone/python3")
+    path = await ground.provision().ensure(wanted("1.2.3"), ground.said.append)
+    assert (path / "bin/vllm").is_file()
+
+
+async def test_keeping_tidy_removes_leftovers_and_goes_on(ground):
+    made_by_hand(ground, "vllm-1", 1000.0)
+    left = ground.folder / ".builds/vllm-1/env-dead"
+    left.mkdir()
+    made, rounds = ground.provision(), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.keep_tidy, set, lambda: rounds.append(1))
+        await until(lambda: bool(rounds), "one round")
+        nursery.cancel_scope.cancel()
+    assert not left.exists()
+    assert ground.names == ["vllm-1"]
+
+
+def test_failures_are_forgotten_with_the_boot_and_damage(tmp_path, monkeypatch):
+    store = Store(tmp_path / "engines")
+    store.blame("vllm-1", "vllm", "1", "why", "d")
+    found = store.failure("vllm-1", "d")
+    assert found is not None
+    assert (found.error, 599 < found.again_in_s <= 600) == ("why", True)
+    assert store.failure("vllm-1", "other") is None
+    monkeypatch.setattr("agent.provision_store.procfs.boot_id", lambda: "another")
+    assert store.failure("vllm-1", "d") is None
+    monkeypatch.undo()
+    note = tmp_path / "engines/.builds/vllm-1/failed.json"
+    for damaged in ("", "[]", '{"digest": "d"}', "\xff"):
+        note.write_text(damaged)
+        assert store.failure("vllm-1", "d") is None
+    assert store.blamed() == []
