@@ -216,6 +216,7 @@ async def open_pool(settings: DatabaseSettings, application: str = "llmgw") -> A
             max_size=settings.pool_size,
             max_inactive_connection_lifetime=60,
             init=prepare,
+            reset=_as_it_is,
             **connect_arguments(settings, application),
         )
         await on_asyncio(lambda: _opened(raw), settings.connect_timeout_s)
@@ -224,6 +225,12 @@ async def open_pool(settings: DatabaseSettings, application: str = "llmgw") -> A
         finally:
             with trio.CancelScope(shield=True):
                 await _close(raw)
+
+
+async def _as_it_is(connection: Any) -> None:
+    """Nothing is reset between two calls: none of ours leaves state in a session (settings are
+    local to a transaction, locks too), and the driver's reset is a second round trip for each call.
+    A transaction that is open still is rolled back by the driver before this."""
 
 
 async def _opened(raw: Any) -> Any:

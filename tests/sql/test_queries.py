@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from sql import queries
 FILES = sorted(
     entry.name.removesuffix(".sql") for entry in (resources.files("sql") / "queries").iterdir()
 )
+ROOT = Path(__file__).parents[2]
 EVERY = [(file, name) for file in FILES for name in queries(file)]
 
 
@@ -40,3 +43,15 @@ def test_every_query_plans_with_its_callers_rights(database):
 def test_unknown_and_double_names_are_refused():
     with pytest.raises(FileNotFoundError):
         queries("nobody")
+
+
+def test_nothing_leaves_state_in_a_session():
+    """The pool resets nothing between two calls: a setting or lock of a session would stay."""
+    texts = [*(ROOT / "sql/queries").glob("*.sql"), *(ROOT / "sql/functions").glob("*.sql")]
+    state = re.compile(
+        r"^\s*(set\s+(session|role|time|search_path)|listen\s|declare\s+\w+\s+cursor\s+with)"
+        r"|set_config\([^)]*false\)|pg_(try_)?advisory_lock\(|create\s+temp",
+        re.IGNORECASE | re.MULTILINE,
+    )
+    found = {path.name: match[0] for path in texts if (match := state.search(path.read_text()))}
+    assert found == {}
