@@ -15,6 +15,10 @@ alter table llmgw_core.node
     add column imex jsonb,
     add column imex_channels int check (imex_channels >= 0);
 
+-- New statistics make every backend plan again, and they never differ: one row per node.
+alter table llmgw_core.beat set (autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000);
+alter table llmgw_core.node_load set (autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000);
+
 alter table llmgw_core.node_load
     add column ports jsonb,
     add column pressure jsonb;

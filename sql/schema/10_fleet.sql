@@ -30,6 +30,7 @@ insert into llmgw_core.setting (name, value, unit, why) values
     ('demand_stale', 10, 's', 'what a router said of its demand longer ago does not count'),
     ('concurrency', 8, 'requests', 'what one replica is taken to serve at once where nobody measured it'),
     ('min_residence', 60, 's', 'a replica that was woken or added stays at least this long'),
+    ('idle_timeout', 900, 's', 'an on-demand model that nobody used this long stops, where it says nothing else itself'),
     ('usage_days', 400, 'd', 'how long single usage rows are kept');
 
 create table llmgw_core.node (
@@ -75,7 +76,9 @@ create table llmgw_core.beat (
     boot uuid,
     applied_gen bigint,
     clock_skew_s double precision
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000);
+-- New statistics make every backend plan again, and they never differ: one row per node.
 comment on table llmgw_core.beat is 'Last sync of each agent by the database''s clock. Narrow and without an index on the time, so that updates stay HOT.';
 
 create unlogged table llmgw_core.node_load (
@@ -89,7 +92,8 @@ create unlogged table llmgw_core.node_load (
     gpus jsonb,
     ports jsonb,
     pressure jsonb
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000);
 comment on table llmgw_core.node_load is 'Fast facts of a node; lost in a crash, which is fine: absent means unknown.';
 
 create table llmgw_core.gpu (
