@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 
 class Store:
-    """Bucket `b`. Can hold back, cut, corrupt; remembers ranges, and who asked unsigned."""
+    """Bucket `bkt`. Can hold back, cut, corrupt; remembers ranges, and who asked unsigned."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -50,9 +50,9 @@ class Store:
         self.signed.append(to.headers.get("Authorization", ""))
         _, bucket, *rest = unquote(url.path).split("/", 2)
         key = rest[0] if rest else ""
-        if not key and bucket == "b":
+        if not key and bucket == "bkt":
             self.send(to, 200, self.listing(parse_qs(url.query)).encode(), {})
-        elif bucket != "b" or key not in self.objects:
+        elif bucket != "bkt" or key not in self.objects:
             missing = b"<Error><Code>NoSuchBucket</Code><Message>no</Message></Error>"
             self.send(to, 404, missing if body else b"", {})
         else:
@@ -70,7 +70,7 @@ class Store:
         )
         token = f"<NextContinuationToken>{start + self.page}</NextContinuationToken>"
         return (
-            f"<ListBucketResult><Name>b</Name><IsTruncated>{str(more).lower()}</IsTruncated>"
+            f"<ListBucketResult><Name>bkt</Name><IsTruncated>{str(more).lower()}</IsTruncated>"
             f"{token if more else ''}{items}</ListBucketResult>"
         )
 

@@ -66,7 +66,7 @@ async def test_a_folder_is_brought_whole_signed_and_verified(
     store.sha256.add("m/a/config.json")
     store.etags["m/a/nothing"] = '"d41d8cd98f00b204e9800998ecf8427e-2"'
     told: list[dict[str, Any]] = []
-    path = await bring.ensure("s3:b/m/a", told.append)
+    path = await bring.ensure("s3:bkt/m/a", told.append)
     assert (path / "sub/part 1.safetensors").read_bytes() == DATA
     names = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
     assert names == {"config.json", "sub/part 1.safetensors", "nothing", "lock", "source.json"}
@@ -78,9 +78,9 @@ async def test_a_folder_is_brought_whole_signed_and_verified(
     assert told[-1]["bytes_total"] == len(DATA) + 2
     assert all("AKIDEXAMPLE" in one for one in store.signed)
     [entry] = WeightsScan([tmp_path / "weights"]).scan()
-    assert (entry["source"], entry["name"], entry["managed"]) == ("s3:b/m/a", "b/m/a", True)
+    assert (entry["source"], entry["name"], entry["managed"]) == ("s3:bkt/m/a", "bkt/m/a", True)
     asked = len(store.signed)
-    assert await bring.ensure("s3:b/m/a", nothing) == path
+    assert await bring.ensure("s3:bkt/m/a", nothing) == path
     assert len(store.signed) == asked
 
 
@@ -90,18 +90,18 @@ def note_of(folder: Path) -> dict[str, Any]:
 
 async def test_one_object_is_the_file_itself(store: Store, bring: Weights) -> None:
     store.objects = {"m/a.gguf": DATA, "m/a.gguf.txt": b"x"}
-    path = await bring.ensure(f"s3://b/m/a.gguf#sha256={SHA}", nothing)
+    path = await bring.ensure(f"s3://bkt/m/a.gguf#sha256={SHA}", nothing)
     assert (path.name, path.read_bytes()) == ("a.gguf", DATA)
-    assert await bring.ensure(f"s3://b/m/a.gguf#sha256={SHA}", nothing) == path
+    assert await bring.ensure(f"s3://bkt/m/a.gguf#sha256={SHA}", nothing) == path
     with pytest.raises(NoWeights, match=f"its sha256 is {SHA} and 0000"):
-        await bring.ensure(f"s3:b/m/a.gguf#sha256={'0' * 64}", nothing)
+        await bring.ensure(f"s3:bkt/m/a.gguf#sha256={'0' * 64}", nothing)
     with pytest.raises(NoWeights, match="names a folder, and a sha256 is of one object"):
-        await bring.ensure(f"s3:b/m#sha256={SHA}", nothing)
+        await bring.ensure(f"s3:bkt/m#sha256={SHA}", nothing)
 
 
 async def test_a_cut_object_goes_on_where_it_was(store: Store, bring: Weights) -> None:
     store.objects, store.cut_after = {"a.gguf": DATA}, 600_000
-    path = await bring.ensure("s3:b/a.gguf", nothing)
+    path = await bring.ensure("s3:bkt/a.gguf", nothing)
     assert path.read_bytes() == DATA
     [first, second] = store.ranges
     assert first == ("a.gguf", None)
@@ -112,7 +112,7 @@ async def test_D22_a_killed_download_resumes_and_shows_no_secret(
     store: Store, bring: Weights, tmp_path: Path
 ) -> None:
     store.objects, store.hold_after = {"m/a.bin": DATA, "m/b.bin": b"b" * 1000}, 600_000
-    job = {"source": "s3:b/m", "weights_dir": str(tmp_path / "weights"), "reserve_bytes": 0}
+    job = {"source": "s3:bkt/m", "weights_dir": str(tmp_path / "weights"), "reserve_bytes": 0}
     env = {"PATH": "/usr/bin", **environment(store, tmp_path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     child = subprocess.Popen([sys.executable, "-m", "agent.fetch"], cwd=ROOT, env=env, **pipes)
@@ -138,7 +138,7 @@ async def test_D22_a_killed_download_resumes_and_shows_no_secret(
     store.hold_after = None
     store.release.set()
     store.ranges.clear()
-    path = await bring.ensure("s3:b/m", nothing)
+    path = await bring.ensure("s3:bkt/m", nothing)
     assert (path / "a.bin").read_bytes() == DATA
     [(key, wanted)] = store.ranges
     assert key == "m/a.bin"
@@ -151,16 +151,16 @@ async def test_D25_a_wrong_byte_is_never_served_and_costs_one_object(
 ) -> None:
     store.objects, store.corrupt = {"m/a": DATA, "m/b": b"b" * 1000}, "m/a"
     md5 = hashlib.md5(DATA).hexdigest()
-    with pytest.raises(NoWeights, match=rf"s3:b/m/a: its md5 is \w+ and {md5} was expected"):
-        await bring.ensure("s3:b/m", nothing)
+    with pytest.raises(NoWeights, match=rf"s3:bkt/m/a: its md5 is \w+ and {md5} was expected"):
+        await bring.ensure("s3:bkt/m", nothing)
     store.corrupt = None
     store.ranges.clear()
-    path = await bring.ensure("s3:b/m", nothing)
+    path = await bring.ensure("s3:bkt/m", nothing)
     assert (path / "a").read_bytes() == DATA
     assert ("m/a", None) in store.ranges
     (path / "a").write_bytes(DATA[:-1])  # cut at rest
     store.ranges.clear()
-    assert await bring.ensure("s3:b/m", nothing) == path
+    assert await bring.ensure("s3:bkt/m", nothing) == path
     assert (path / "a").read_bytes() == DATA
     assert store.ranges == [("m/a", None)]
 
@@ -175,19 +175,19 @@ async def test_an_object_replaced_meanwhile_is_not_mixed(store: Store, bring: We
             store.objects = {"a": DATA[::-1]}
 
     store.object = replaced  # type: ignore[method-assign]
-    with pytest.raises(NoWeights, match="s3:b/a was replaced while it was fetched"):
-        await bring.ensure("s3:b/a", nothing)
-    path = await bring.ensure("s3:b/a", nothing)
+    with pytest.raises(NoWeights, match="s3:bkt/a was replaced while it was fetched"):
+        await bring.ensure("s3:bkt/a", nothing)
+    path = await bring.ensure("s3:bkt/a", nothing)
     assert path.read_bytes() == DATA[::-1]
 
 
 @pytest.mark.parametrize(
     ("key", "source", "words"),
     [
-        ("m/../../../x", "s3:b/m", "would lie outside"),
-        ("m//x", "s3:b/m", "would lie outside"),
-        ("m/lock", "s3:b/m", "keeps the name 'lock' for itself"),
-        ("m/x", "s3:b/n", "has no object 'n' and none below 'n/'"),
+        ("m/../../../x", "s3:bkt/m", "would lie outside"),
+        ("m//x", "s3:bkt/m", "would lie outside"),
+        ("m/lock", "s3:bkt/m", "keeps the name 'lock' for itself"),
+        ("m/x", "s3:bkt/n", "has no object 'n' and none below 'n/'"),
         ("m/x", "s3:other/m", "cannot be fetched: An error occurred"),
     ],
 )
@@ -205,7 +205,7 @@ async def test_without_credentials_requests_are_unsigned(store: Store, tmp_path:
     store.objects = {"a": b"public"}
     env = environment(store, tmp_path)
     names = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    path = await weights(tmp_path, **{**env, **names}).ensure("s3:b/a", nothing)
+    path = await weights(tmp_path, **{**env, **names}).ensure("s3:bkt/a", nothing)
     assert path.read_bytes() == b"public"
     assert set(store.signed) == {""}
 
@@ -215,7 +215,7 @@ async def test_without_boto3_it_says_what_to_install(store: Store, tmp_path: Pat
     (tmp_path / "hide/boto3/__init__.py").write_text("raise ImportError('not here')")
     hidden = weights(tmp_path, PYTHONPATH=str(tmp_path / "hide"))
     with pytest.raises(NoWeights, match=r"pip install 'llmgw\[s3\]'"):
-        await hidden.ensure("s3:b/a", nothing)
+        await hidden.ensure("s3:bkt/a", nothing)
 
 
 def test_an_s3_source_is_read_in_its_parts() -> None:
