@@ -6,6 +6,7 @@ never the list (case D10). Called by shards and state.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 START_DEADLINE_S = 1800.0
 STOP_GRACE_S = 30.0
+NVLINK, INFINIBAND, ROCE, NETWORK = "nvlink", "infiniband", "roce", "network"
+TRANSPORTS = (NVLINK, INFINIBAND, ROCE, NETWORK)
+_HCA = re.compile(r"[A-Za-z0-9_.-]+(:[0-9]+)?")
 
 
 class BadAssignment(ValueError):
@@ -26,6 +30,20 @@ class Gpu:
 
     uuid: str
     index: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """How the shards of one replica on several nodes find each other and what they talk over."""
+
+    head: str
+    """Address of the node of rank 0."""
+    master_port: int
+    """Where they meet there; another one at each launch."""
+    nodes: int
+    transport: str
+    hcas: tuple[str, ...] = ()
+    """This node's ports on the fabric (`mlx5_0:1`), nearest to the shard's cards first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,15 @@ class Assignment:
     memory_mib: int | None = None
     start_deadline_s: float = START_DEADLINE_S
     stop_grace_s: float = STOP_GRACE_S
+    gang: Gang | None = None
+    """None on one node."""
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where processes of this shard may listen."""
+        if self.gang is None or self.rank > 0:
+            return (self.port,)
+        return (self.port, self.gang.master_port)
 
     @property
     def wanted(self) -> bool:
@@ -100,19 +127,50 @@ def parse(document: object, default_host: str) -> Assignment:
         memory_mib=None if document.get("memory_mib") is None else take.whole("memory_mib"),
         start_deadline_s=take.number("start_deadline_s", START_DEADLINE_S) or START_DEADLINE_S,
         stop_grace_s=take.number("stop_grace_s", STOP_GRACE_S) or 0.0,
+        gang=None if document.get("gang") is None else _gang(shard, document),
     )
+
+
+def _gang(shard: int, document: Mapping[str, Any]) -> Gang:
+    """What the shard is told of the others; raises BadAssignment naming the field."""
+    told = document["gang"]
+    if not isinstance(told, dict):
+        raise BadAssignment(f"shard {shard}: gang is {str(told)[:100]!r}, not a document")
+    take = _Fields(shard, told, "gang.")
+    gang = Gang(
+        head=take.text("head"),
+        master_port=take.whole("master_port"),
+        nodes=take.whole("nodes"),
+        transport=take.text("transport"),
+        hcas=take.texts("hcas") or (),
+    )
+    if not 0 < gang.master_port < 65536:
+        raise BadAssignment(f"shard {shard}: gang.master_port {gang.master_port} is not a TCP port")
+    if gang.transport not in TRANSPORTS:
+        raise BadAssignment(
+            f"shard {shard}: gang.transport is {gang.transport!r}, none of {', '.join(TRANSPORTS)}"
+        )
+    if odd := [hca for hca in gang.hcas if not _HCA.fullmatch(hca)]:
+        raise BadAssignment(f"shard {shard}: gang.hcas has {odd[0][:100]!r}, which names no port")
+    rank, shards = document.get("rank") or 0, document.get("shards") or 1
+    if gang.nodes != shards or not 0 <= rank < shards:
+        raise BadAssignment(
+            f"shard {shard}: rank {rank} of {shards} shards in a gang of {gang.nodes} nodes"
+        )
+    return gang
 
 
 class _Fields:
     """Typed reads from one document."""
 
-    def __init__(self, shard: int, document: Mapping[str, Any]) -> None:
+    def __init__(self, shard: int, document: Mapping[str, Any], inside: str = "") -> None:
         self._shard = shard
         self._document = document
+        self._inside = inside
 
     def _bad(self, name: str, want: str) -> BadAssignment:
         found = str(self._document.get(name))[:100]
-        return BadAssignment(f"shard {self._shard}: {name} is {found!r}, not {want}")
+        return BadAssignment(f"shard {self._shard}: {self._inside}{name} is {found!r}, not {want}")
 
     def _checked(self, name: str, want: str, good: Callable[[Any], bool]) -> Any:
         value = self._document.get(name)

@@ -7,6 +7,7 @@ milliseconds. Reads only; a process that vanishes while it is read is simply abs
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +128,11 @@ def holder_of(inodes: frozenset[int]) -> int | None:
         if socket_inodes(p.pid) & inodes:
             return p.pid
     return None
+
+
+def age_s(start_ticks: int) -> float:
+    """How long ago a process of this boot was started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS_PER_S
 
 
 def boot_id() -> str:

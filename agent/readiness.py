@@ -32,6 +32,8 @@ class Check:
     path: str | None
     model: str | None = None
     bearer: str | None = None
+    lives_s: float | None = None
+    """For a process that serves nobody: it need only have lived this long. None: it must listen."""
 
     @property
     def address(self) -> str:
@@ -79,6 +81,9 @@ async def _ask(check: Check, path: str) -> Answer | str:
 
 async def not_ready_because(check: Check, leader: Identity, mark: Mark) -> str | None:
     """Why the shard is not ready, or None when it is. Takes at most 2 * TIMEOUT_S."""
+    if check.lives_s is not None:
+        age = procfs.age_s(leader.start_ticks)
+        return None if age >= check.lives_s else f"started only {age:.1f} s ago"
     problem = await trio.to_thread.run_sync(listener_problem, check.port, leader, mark)
     if problem or check.path is None:
         return problem

@@ -166,9 +166,10 @@ class Shard:
             raise Failed(str(error)) from error
         self.record.fetch = None
         await self._set("starting")
-        holder = await trio.to_thread.run_sync(foreign_listener, a.port)
-        if holder:
-            raise Failed(f"port {a.port} is held by {holder}, which is not of this shard")
+        for port in a.ports:
+            holder = await trio.to_thread.run_sync(foreign_listener, port)
+            if holder:
+                raise Failed(f"port {port} is held by {holder}, which is not of this shard")
         numbers = await self._site.numbering() if a.gpus and _wants_numbers(a) else {}
         try:
             leader = await trio.to_thread.run_sync(self._spawn, path, home, numbers)

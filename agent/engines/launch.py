@@ -104,9 +104,9 @@ def has_option(args: tuple[str, ...], *names: str) -> bool:
 
 
 def single_node(a: Assignment) -> None:
-    """Refuse a replica over several nodes: the assignment names no meeting point of its shards."""
+    """Refuse a replica over several nodes for an engine that cannot span them."""
     if a.shards > 1:
         raise CannotLaunch(
-            f"shard {a.shard} is one of {a.shards} of replica {a.replica}: this agent runs "
-            f"{a.engine} on one node only; use a profile with shards = 1"
+            f"shard {a.shard} is one of {a.shards} of replica {a.replica}: {a.engine} runs on one "
+            "node only; use a profile with shards = 1"
         )

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.assignment import NVLINK
+from agent.engines.gang import environment, gang_of, parallelism, without_door
 from agent.engines.launch import (
     CannotLaunch,
     Launch,
     Place,
     has_option,
     option,
-    single_node,
 )
 from agent.readiness import Check
 
 if TYPE_CHECKING:
-    from agent.assignment import Assignment
+    from agent.assignment import Assignment, Gang
+
+TENSOR = ("--tensor-parallel-size", "-tp")
+PIPELINE = ("--pipeline-parallel-size", "-pp")
+DATA = ("--data-parallel-size", "-dp")
 
 
 class Vllm:
@@ -25,7 +30,7 @@ class Vllm:
 
     def launch(self, a: Assignment, place: Place) -> Launch:
         """The weights are local already: vLLM shall ask no hub and send no statistics."""
-        single_node(a)
+        gang = gang_of(a)
         program = place.program(a, "vllm")
         if program is None:
             raise CannotLaunch(
@@ -33,12 +38,27 @@ class Vllm:
                 'set engine_paths = { vllm = "/path/to/vllm" } in agent.toml'
             )
         argv = [program, "serve", str(place.weights(a)), "--served-model-name", a.model]
-        argv += ["--host", a.host, "--port", str(a.port)]
-        if len(a.gpus) > 1 and not has_option(a.args, "--tensor-parallel-size", "-tp"):
-            argv += ["--tensor-parallel-size", str(len(a.gpus))]
-        return Launch((*argv, *a.args), {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"})
+        env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        argv += ["--host", a.host, "--port", str(a.port)] if a.rank == 0 else ["--headless"]
+        if gang is not None:
+            argv += self._of_gang(a, gang)
+            env |= {"VLLM_HOST_IP": a.host, **environment(a, gang)}
+        elif len(a.gpus) > 1 and not has_option(a.args, *TENSOR):
+            argv += [TENSOR[0], str(len(a.gpus))]
+        return Launch((*argv, *a.args), env)
+
+    def _of_gang(self, a: Assignment, gang: Gang) -> list[str]:
+        argv = ["--nnodes", str(gang.nodes), "--node-rank", str(a.rank)]
+        argv += ["--master-addr", gang.head, "--master-port", str(gang.master_port)]
+        if has_option(a.args, *DATA):  # then the profile has its own idea of all of it
+            return argv
+        # One tensor over all nodes needs NVLink between them; processors have nothing faster.
+        wide = gang.transport == NVLINK or not a.gpus
+        return argv + parallelism(a, gang, TENSOR, PIPELINE, wide=wide)
 
     def check(self, a: Assignment) -> Check:
         """Ready when healthy and serving our name; /v1 wants the key when one is set."""
+        if (rank := without_door(a)) is not None:
+            return rank
         bearer = option(a.args, "--api-key") or a.env.get("VLLM_API_KEY")
         return Check(a.host, a.port, a.health_path or "/health", a.model, bearer)
