@@ -19,7 +19,12 @@ ARCHITECTURES: Final = {
     "aarch64": "aarch64",
     "arm64": "aarch64",
 }
-COMMAND_FIELDS: Final = ("port", "host", "model", "gpus", "source_path")
+GANG_FIELDS: Final = ("master_port", "hcas")
+"""Known to shards of a replica on several nodes only."""
+COMMAND_FIELDS: Final = (
+    *("port", "host", "model", "gpus", "source_path", "rank", "nodes", "head"),
+    *GANG_FIELDS,
+)
 MOST_GPUS: Final = 64
 """Cards of one node: what an agent may report."""
 VERSION: Final = r"^[0-9]+(\.[0-9]+){0,3}$"
@@ -66,7 +71,9 @@ class Profile(Strict):
     args: list[Word] = Field(default_factory=list, description="added to the engine's command line")
     env: dict[str, Word] = Field(default_factory=dict)
     command: list[Word] | None = Field(
-        None, description="of engine command: argv with {port} {host} {model} {gpus} {source_path}"
+        None,
+        description="of engine command: argv with {port} {host} {model} {gpus} {source_path}; "
+        "for several nodes also {rank} {nodes} {head} {master_port} {hcas}",
     )
     health_path: str | None = Field(None, pattern="^/", description="answers 200 when ready")
     pool: str | None = Field(None, description="pool whose nodes may run it; absent: any node")
@@ -134,6 +141,25 @@ class Profile(Strict):
             if field not in COMMAND_FIELDS:
                 known = ", ".join(COMMAND_FIELDS)
                 raise ValueError(f"the command has {{{field}}}, which is none of {known}")
+            if field in GANG_FIELDS and self.shards == 1:
+                raise ValueError(
+                    f"the command has {{{field}}}, which a replica on one node does not have: "
+                    "set shards to the number of nodes"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes(self) -> Self:
+        if self.shards > 1 and self.engine == "llamacpp":
+            raise ValueError(
+                f"llamacpp runs on one node and shards is {self.shards}: set shards to 1, or use "
+                "vllm, sglang or command"
+            )
+        if self.shards > 1 and self.fabric == "nvlink-domain" and self.gpus == 0:
+            raise ValueError(
+                "fabric nvlink-domain connects cards and the profile wants none: set gpus, or "
+                "fabric to fabric or any"
+            )
         return self
 
     @model_validator(mode="after")

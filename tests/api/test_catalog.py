@@ -112,6 +112,15 @@ FAULTS = [
         with_profile(engine="command", command=["x", "{prot}"]),
         "the command has {prot}, which is none of port",
     ),
+    (
+        with_profile(engine="command", command=["x", "{master_port}"]),
+        "{master_port}, which a replica on one node does not have: set shards",
+    ),
+    (with_profile(engine="llamacpp", shards=2), "llamacpp runs on one node and shards is 2"),
+    (
+        with_profile(engine="vllm", shards=2, fabric="nvlink-domain"),
+        "nvlink-domain connects cards and the profile wants none: set gpus",
+    ),
     (with_profile(share=True, gpus=1), "share needs gpu_memory"),
     (with_profile(gpu_class="H100"), "wants none: set gpus"),
     (with_profile(gpus=65), "gpus: must be less than or equal to 64"),
