@@ -54,6 +54,9 @@ class Timeouts(BaseModel):
     )
     idle: Seconds = Field(300.0, description="between two bytes of an answer")
     total: Seconds = Field(3600.0, description="of one request")
+    wake: Seconds = Field(
+        120.0, description="a request waits this long for a model that runs on demand to start"
+    )
 
 
 class Limits(BaseModel):
@@ -69,6 +72,9 @@ class Limits(BaseModel):
     )
     connections: int = Field(
         20_000, ge=1, description="open client connections; more are closed at once"
+    )
+    waiting: int = Field(
+        1000, ge=0, description="requests that wait for models to start; more are refused (503)"
     )
 
 

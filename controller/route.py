@@ -43,12 +43,14 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
             body_bytes=bounds.body * MIB,
             inflated_bytes=bounds.inflated_body * MIB,
             connections=bounds.connections,
+            waiting=bounds.waiting,
         ),
         timeouts=Timeouts(
             connect_s=times.connect,
             headers_s=times.headers,
             idle_s=times.idle,
             total_s=times.total,
+            wake_s=times.wake,
             drain_s=settings.drain,
         ),
     )

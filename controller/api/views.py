@@ -40,6 +40,8 @@ class ModelView(Answer):
     priority: int
     updated_at: str
     updated_by: str
+    concurrency: float
+    concurrency_source: str
 
 
 class FetchView(Answer):

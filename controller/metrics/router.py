@@ -32,6 +32,7 @@ COUNTERS = {
 }
 GAUGES = {
     "in_flight": ("requests_in_flight", "requests running", ["model"]),
+    "waiting": ("requests_waiting", "requests that wait for their model to start", ["model"]),
     "replicas": ("replica_in_flight", "requests running on a replica", ["replica"]),
 }
 PER_WORKER = {

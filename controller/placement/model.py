@@ -123,6 +123,27 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What clients ask of a model, on all live routers together (view llmgw.demand)."""
+
+    waiting: int = 0
+    in_flight: int = 0
+    peak: int = 0
+    """The most of both at once within the last minute (or two)."""
+    wanted_at: float | None = None
+    """When a request last found no replica and did not go on since."""
+    concurrency: float | None = None
+    """Requests at once that one replica serves; None is the fleet's default."""
+    heard: bool = True
+    """False while no router lives: then nobody can say that nothing is asked."""
+
+    @property
+    def load(self) -> int:
+        """Requests that are here now."""
+        return self.waiting + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """What the catalog wants of one model; profiles in order of preference."""
 
@@ -133,6 +154,7 @@ class Model:
     idle_timeout_s: float | None
     profiles: tuple[Profile, ...]
     priority: int = 0
+    asked: Asked = Asked()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +202,8 @@ class Replica:
     """When an operator asked for another in its stead; it is treated as on a draining node."""
     replace_force: bool = False
     """It may stop before the other is ready, where there is no room for both."""
+    room_for: str | None = None
+    """The model for which it is leaving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +215,14 @@ class Settings:
     stable_s: float = 60.0
     start_deadline_s: float = 1800.0
     drain_deadline_s: float = 600.0
+    min_residence_s: float = 60.0
+    """A replica that was woken or added stays at least this long."""
+    idle_timeout_s: float = 900.0
+    """For on-demand models that set none."""
+    concurrency: float = 8.0
+    """Requests at once of a replica that nobody measured."""
+    demand_stale_s: float = 10.0
+    """So long after it found no replica a request still counts as wanting one."""
     silent_share_max: float = 0.2
     """Above this share of nodes falling silent at once nobody is declared lost."""
     guard: str | None = None
@@ -275,6 +307,8 @@ class Move:
     backoff_until: float | None = None
     drain_deadline: float | None = None
     restarts: int | None = None
+    room_for: str | None = None
+    """The model for which it makes room, when that is why."""
 
 
 @dataclass(frozen=True, slots=True)

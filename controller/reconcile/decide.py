@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from controller.placement.model import Attempt, Create, Model, Move, Place, Plan, Replica, Snapshot
 from controller.placement.place import OCCUPYING, Planner
-from controller.reconcile import lifecycle, scale
-from controller.reconcile.scale import Standing
+from controller.reconcile import lifecycle, room, scale
+from controller.reconcile.demand import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,6 +42,7 @@ def decide(snapshot: Snapshot, now: float, seed: int = 0) -> Plan:
             notes.append(f"model {name} is not scaled in this tick: {_told(exc)}")
     waiting = _waiting(snapshot.replicas, moves, catalog)
     places, attempts = _place(snapshot, waiting, moves, around, notes) if waiting else ([], [])
+    _make_room(snapshot, waiting, places, moves, around, notes)
     ordered = [moves[id_] for id_ in sorted(moves)]
     return Plan((*ordered, *creates, *places), tuple(attempts), _bounded(notes))
 
@@ -86,13 +87,16 @@ def _at_rest(
     around: lifecycle.Around,
 ) -> bool:
     """Nothing to do for the model: the usual case, so it is checked before any work is done."""
-    if len(members) != scale.wanted(model):
-        return False
     if moves and any(replica.id in moves for replica in members):
         return False
     if around.draining:
         return False
-    return all(replica.state == "ready" for replica in members)
+    if not all(replica.state == "ready" for replica in members):
+        return False
+    if model is not None and len(members) == model.min_replicas == model.max_replicas:
+        return True
+    standings = [Standing(replica, "ready", moved=False) for replica in members]
+    return len(members) == scale.wanted(model, standings, around).count
 
 
 def _standings(members: Iterable[Replica], moves: Mapping[int, Move]) -> list[Standing]:
@@ -106,7 +110,7 @@ def _standings(members: Iterable[Replica], moves: Mapping[int, Move]) -> list[St
 def _waiting(
     replicas: Iterable[Replica], moves: Mapping[int, Move], catalog: Mapping[str, Model]
 ) -> list[Replica]:
-    """Replicas that are pending once the moves are made, those first whose model has the least."""
+    """Replicas that are pending once the moves are made: by priority, then by how few there are."""
     there: dict[str, int] = {}
     pending: list[Replica] = []
     for replica in replicas:
@@ -116,11 +120,12 @@ def _waiting(
         elif state == "pending" and replica.model in catalog:
             pending.append(replica)
     pending.sort(key=lambda r: (r.created_at, r.id))
-    turns: list[tuple[int, float, int, Replica]] = []
+    turns: list[tuple[int, int, float, int, Replica]] = []
     for replica in pending:
         turn = there[replica.model] = there.get(replica.model, 0) + 1
-        turns.append((turn, replica.created_at, replica.id, replica))
-    return [turn[3] for turn in sorted(turns, key=lambda turn: turn[:3])]
+        rank = -catalog[replica.model].priority
+        turns.append((rank, turn, replica.created_at, replica.id, replica))
+    return [turn[4] for turn in sorted(turns, key=lambda turn: turn[:4])]
 
 
 def _place(
@@ -151,6 +156,27 @@ def _place(
         if before is None or place is None:
             attempts[replica.model] = Attempt(replica.model, place is not None, refused)
     return places, [attempts[name] for name in models if name in attempts]
+
+
+def _make_room(
+    snapshot: Snapshot,
+    waiting: list[Replica],
+    places: list[Place],
+    moves: dict[int, Move],
+    around: lifecycle.Around,
+    notes: list[str],
+) -> None:
+    """Adds the drains of idle replicas that stand in the way of wanted ones."""
+    placed = {place.replica_id for place in places}
+    hungry = [replica for replica in waiting if replica.id not in placed]
+    if not hungry:
+        return
+    try:
+        states = {id_: move.to_state for id_, move in moves.items()}
+        states |= dict.fromkeys(placed, "starting")
+        moves |= {move.replica_id: move for move in room.make(snapshot, hungry, states, around)}
+    except Exception as exc:  # whoever waits goes on waiting; nothing else is held up
+        notes.append(f"no room is made in this tick: {_told(exc)}")
 
 
 def _state(replica: Replica, moves: Mapping[int, Move]) -> str:

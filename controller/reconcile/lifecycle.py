@@ -41,6 +41,8 @@ class Around:
     """Whether any node is being drained, or any replica is to be replaced."""
     start_deadlines: Mapping[tuple[str, str | None], float]
     """(model, profile) -> seconds, where the profile sets its own."""
+    hungry: frozenset[str] = frozenset()
+    """Models with a replica that has no place yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def survey(snapshot: Snapshot, now: float, seed: int) -> tuple[Around, tuple[str
                 deadlines[model.name, profile.name] = profile.start_deadline_s
     draining = any(node.state == "draining" for node in snapshot.nodes)
     draining = draining or any(r.replace_asked is not None for r in snapshot.replicas)
-    return Around(now, seed, snapshot.settings, nodes, lost, draining, deadlines), notes
+    hungry = frozenset(r.model for r in snapshot.replicas if r.state == "pending")
+    return Around(now, seed, snapshot.settings, nodes, lost, draining, deadlines, hungry), notes
 
 
 def lost_nodes(

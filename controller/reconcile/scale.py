@@ -7,10 +7,11 @@ old one leaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from controller.placement.model import Create, Model, Move, Replica
+from controller.reconcile import demand
+from controller.reconcile.demand import Standing, Wish
 from controller.reconcile.lifecycle import Around, move, retry
 
 if TYPE_CHECKING:
@@ -31,30 +32,24 @@ PATIENCE_S: Final = 5.0
 _FIRST_TO_GO: Final = {"pending": 0, "failed": 1, "starting": 2, "ready": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A replica with the state it has once this plan's move of it is made."""
-
-    replica: Replica
-    state: str
-    moved: bool
-
-
-def wanted(model: Model | None) -> int:
-    """Replicas that should serve now: the minimum; none on demand or when out of the catalog."""
-    return 0 if model is None else max(model.min_replicas, 0)
+def wanted(model: Model | None, active: Sequence[Standing], around: Around) -> Wish:
+    """How many replicas should serve now, with these there; none when out of the catalog."""
+    if model is None:
+        return Wish(0, "its model left the catalog")
+    return demand.desired(model, active, around.now, around.settings)
 
 
 def balance(
     name: str, model: Model | None, standings: Sequence[Standing], around: Around
 ) -> list[Create | Move]:
     """Moves and creations that bring one model nearer to what is wanted, each replica once."""
-    want = wanted(model)
     active = [s for s in standings if s.state in ACTIVE]
+    wish = wanted(model, active, around)
+    want, told = wish.count, f" ({wish.why})" if wish.why else ""
     starting = [s for s in active if s.state == "starting" and _must_leave(s.replica, around)]
     active = [s for s in active if s not in starting]
     surplus = _surplus(active, want, around)
-    why = f"{len(active)} replicas, {want} wanted" if model else "its model left the catalog"
+    why = f"{len(active)} replicas, {want} wanted{told}" if model else wish.why
     active = [s for s in active if s not in surplus]
     items: list[Create | Move] = [_evict(s, around) for s in starting if not s.moved]
     items += [_release(s, why, around) for s in surplus if not s.moved]
@@ -71,7 +66,7 @@ def balance(
     items += [move(s.replica, "ready", "wanted again: its drain is cancelled") for s in back]
     have = len(active) + len(back)
     for_drain = _leaving_reason(leaving[0], around) if extra and have >= want else None
-    reason = f"replacement: {for_drain}" if for_drain else f"{want} wanted, {have} there"
+    reason = f"replacement: {for_drain}" if for_drain else f"{want} wanted{told}, {have} there"
     items += [Create(name, reason)] * min(MOST_CREATES, max(0, want + extra - have))
     waiting = [s.replica for s in active if s.state == "failed" and not s.moved]
     items += [again for replica in waiting if (again := retry(replica, around))]
@@ -115,14 +110,16 @@ def _under_way(standings: Sequence[Standing], around: Around) -> bool:
     )
 
 
-def _order_to_go(standing: Standing, around: Around) -> tuple[int, bool, float, int]:
-    """Pending, failed, starting, then ready: on draining nodes first, then least recently used."""
+def _order_to_go(standing: Standing, around: Around) -> tuple[int, bool, bool, float, int]:
+    """Pending, failed, starting, then ready: on draining nodes first, idle ones before busy ones,
+    then least recently used."""
     replica = standing.replica
     stays = _must_leave(replica, around) is None
+    busy = standing.state == "ready" and replica.in_flight != 0
     used = replica.last_used_at if replica.last_used_at is not None else replica.state_at
     # Of those that have not served, the youngest has the least behind it.
     age = used if standing.state == "ready" else -replica.created_at
-    return _FIRST_TO_GO[standing.state], stays, age, replica.id
+    return _FIRST_TO_GO[standing.state], stays, busy, age, replica.id
 
 
 def _replaced(active: list[Standing], leaving: list[Standing], want: int) -> Standing | None:
@@ -155,7 +152,11 @@ def _recovered(standings: Sequence[Standing], missing: int, around: Around) -> l
     able = [
         s
         for s in standings
-        if s.state == "draining" and not s.moved and _may_stay(s.replica, around)
+        if s.state == "draining"
+        and not s.moved
+        and _may_stay(s.replica, around)
+        # Else two models that alternate would take back from each other what they had given.
+        and s.replica.room_for not in around.hungry
     ]
     return able[: max(0, missing)]
 

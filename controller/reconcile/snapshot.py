@@ -15,6 +15,7 @@ import trio
 
 from controller.placement.ledger import pool_claim
 from controller.placement.model import (
+    Asked,
     Claim,
     Gpu,
     Model,
@@ -41,6 +42,7 @@ TABLES = (
     "engines",
     "weights",
     "models",
+    "demand",
     "profiles",
     "replicas",
     "shards",
@@ -112,7 +114,13 @@ def build(
         notes,
     ):
         profiles[name].append(profile)
-    models = _each(tables["models"], lambda r: _model(r, profiles[r["name"]]), "model", notes)
+    asked = dict(_each(tables["demand"], _asked, "demand", notes))
+    models = _each(
+        tables["models"],
+        lambda r: _model(r, profiles[r["name"]], asked.get(r["name"], Asked(heard=False))),
+        "model",
+        notes,
+    )
     shards: defaultdict[int, list[Shard]] = defaultdict(list)
     for replica_id, shard in _each(
         tables["shards"], lambda r: (r["replica_id"], _shard(r)), "shard", notes
@@ -167,6 +175,10 @@ def settings(numbers: Mapping[str, float]) -> Settings:
         "start_deadline_s": "start_deadline",
         "drain_deadline_s": "drain_deadline",
         "silent_share_max": "silent_share_max",
+        "min_residence_s": "min_residence",
+        "idle_timeout_s": "idle_timeout",
+        "concurrency": "concurrency",
+        "demand_stale_s": "demand_stale",
     }
     known: dict[str, Any] = {
         field: numbers[name] for field, name in named.items() if name in numbers
@@ -290,7 +302,19 @@ def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:
     return _whole(made)
 
 
-def _model(row: Row, profiles: list[Profile]) -> Model:
+def _asked(row: Row) -> tuple[str, Asked]:
+    made = Asked(
+        waiting=row["waiting"] or 0,
+        in_flight=row["in_flight"] or 0,
+        peak=row["peak"] or 0,
+        wanted_at=row["wanted_at"],
+        concurrency=row["concurrency"],
+        heard=row["routers"] > 0,
+    )
+    return row["model"], made
+
+
+def _model(row: Row, profiles: list[Profile], asked: Asked) -> Model:
     made = Model(
         name=row["name"],
         source=row["source"],
@@ -299,6 +323,7 @@ def _model(row: Row, profiles: list[Profile]) -> Model:
         idle_timeout_s=row["idle_timeout_s"],
         profiles=tuple(profiles),
         priority=row["priority"],
+        asked=asked,
     )
     return _whole(made)
 
@@ -338,5 +363,7 @@ def _replica(row: Row, shards: list[Shard], parts: int) -> Replica:
         "restarts",
     )
     more = ("backoff_until", "error", "drain_deadline", "in_flight", "last_used_at")
-    asked = ("replace_asked", "replace_force")
-    return _whole(Replica(**{name: row[name] for name in named + more + asked}, shards=tuple(shards)))
+    asked = ("replace_asked", "replace_force", "room_for")
+    return _whole(
+        Replica(**{name: row[name] for name in named + more + asked}, shards=tuple(shards))
+    )

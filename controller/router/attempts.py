@@ -32,7 +32,7 @@ class Attempts(Timed):
 
     __slots__ = (
         "_body", "_connect_failures", "_core", "_exchange", "_request", "_resent", "_tried",
-        "ask_usage", "asked", "count", "model", "started", "target", "up",
+        "ask_usage", "asked", "count", "model", "started", "target", "up", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class Attempts(Timed):
         self.target: Target | None = None
         self.up: UpstreamConnection | None = None  # the attempt that runs now
         self.count = 0
+        self.waits = False  # in the waiting room
         self._body = b""
         self._tried: tuple[Pool, ...] = ()
         self._resent = False
@@ -63,12 +64,22 @@ class Attempts(Timed):
         """Send to the replica of choice."""
         target = self._core.fleet.choose(self.model, self._tried)
         if target is None:
+            if self._core.fleet.wakes(self.model):
+                return self._core.waiting.enter(self, self._request)
             return errors.no_replica(self.model)
         self._send(target)
         return None
 
+    def resume(self) -> None:
+        """A replica is there: the clocks of sending start now, not when the wait began."""
+        self.started = time.monotonic()
+        self._tried = ()
+        self._exchange.try_again()
+
     def cancel(self) -> None:
-        """Stop the attempt that runs; its engine learns it at once."""
+        """Stop the attempt that runs, whose engine learns it at once, or the wait for one."""
+        if self.waits:
+            self._core.waiting.leave(self)
         up, self.up = self.up, None
         if up is not None:
             up.cancel()
@@ -95,8 +106,10 @@ class Attempts(Timed):
         return errors.upstream_failed(self.model, why)
 
     def expired(self, now: float) -> None:
-        """The pause before a lone replica is tried again is over."""
-        if self.up is None:
+        """The wait for a replica, or the pause before a lone one is tried again, is over."""
+        if self.waits:
+            self._exchange.refuse(errors.woken_too_late(self.model, now - self.started))
+        elif self.up is None:
             self._core.stats.retry("connect_failed")
             self._exchange.try_again()
 

@@ -25,6 +25,8 @@ class Limits:
     connections: int = 20_000
     idle_upstreams: int = 512  # kept open per replica
     usage_rows: int = 100_000  # waiting for Postgres
+    waiting: int = 1000  # requests that wait for a model that is being started
+    waiting_bytes: int = 256 * MIB  # their bodies
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Timeouts:
     refresh_s: float = 2.0
     flush_s: float = 1.0
     drain_s: float = 30.0
+    wake_s: float = 120.0  # a request waits so long for a model that runs on demand
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from controller.router.fleet import Fleet
 from controller.router.reactor import Reactor
 from controller.router.stats import Stats
 from controller.router.usage import UsageLog
+from controller.router.waiting import WaitingRoom
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,6 +45,7 @@ class Core:
         self.keys = Keys()
         self.stats = Stats()
         self.usage = UsageLog(config.limits.usage_rows)
+        self.waiting = WaitingRoom(self)
         self.clients: set[ClientConnection] = set()
         self.exchanges = 0  # requests between their first check and their end
         self.draining = False
@@ -104,6 +106,7 @@ class Core:
             "usage_dropped": self.usage.dropped,
             "usage_lag_s": self.usage.oldest_age_s(),
             "callback_crashes": self.reactor.crashes,
+            "waiting": self.waiting.as_json(),
             "replicas": [[pool.key, pool.in_flight] for pool in self.fleet.everyone()],
             **self.stats.snapshot(),
         }

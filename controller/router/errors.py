@@ -79,6 +79,35 @@ def no_replica(model: str) -> ApiError:
     )
 
 
+def woken_too_late(model: str, waited_s: float) -> ApiError:
+    """Its replica is still on its way; the start goes on without the client."""
+    return ApiError(
+        503,
+        "server_error",
+        "model_is_starting",
+        f"Model '{model}' runs on demand and was not ready after {waited_s:.0f} s. It goes on "
+        "starting: try again soon.",
+        retry_after_s=10,
+    )
+
+
+def waiting_full(model: str) -> ApiError:
+    return ApiError(
+        503,
+        "server_error",
+        "waiting_room_full",
+        f"Model '{model}' runs on demand and is being started, and too many requests wait already. "
+        "Try again in a few seconds.",
+        retry_after_s=5,
+    )
+
+
+def bad_wait() -> ApiError:
+    return invalid(
+        "invalid_wait", "The header X-Llmgw-Wait must be a number of seconds, such as 30."
+    )
+
+
 def draining() -> ApiError:
     return ApiError(
         503, "server_error", "shutting_down", "This router is shutting down.", retry_after_s=1

@@ -149,6 +149,7 @@ class Fleet:
         self._deadlines = deadlines
         self._random = random
         self._ready: dict[str, list[Target]] = {}
+        self._on_demand: frozenset[str] = frozenset()
         self._leaving: list[Pool] = []
 
     def connection(self, sock: Any, pool: Pool) -> UpstreamConnection:
@@ -170,6 +171,7 @@ class Fleet:
                     targets.append(Target(pool, replica.upstream_model))
         self._retire_missing(pools)
         self.table, self.names, self.pools, self._ready = table, table.names(), pools, ready
+        self._on_demand = frozenset(model.name for model in table.models if model.on_demand)
 
     def _kept(self, replica: Replica, address: Address) -> Pool:
         pool = self.pools.get(replica.key)
@@ -183,6 +185,14 @@ class Fleet:
                 pool.retire()
                 self._leaving.append(pool)
         self._leaving = [pool for pool in self._leaving if pool.in_flight]
+
+    def serves(self, model: str) -> bool:
+        """Whether a replica of the model is ready."""
+        return bool(self._ready.get(model))
+
+    def wakes(self, model: str) -> bool:
+        """Whether the model starts when it is asked for."""
+        return model in self._on_demand
 
     def choose(self, model: str, tried: tuple[Pool, ...]) -> Target | None:
         """A ready replica of `model` that was not tried yet, None when there is none."""

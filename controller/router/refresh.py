@@ -91,6 +91,7 @@ class Refresher:
         self._core.keys.replace(keys, database_now)
         await self._resolve(table)
         self._core.fleet.swap(table, self._addresses)
+        self._core.waiting.release()
 
     async def _resolve(self, table: RouteTable) -> None:
         """Addresses of all endpoints; names are looked up here, never on the request's way."""

@@ -1,4 +1,6 @@
-"""Writes usage rows and the use of each replica to Postgres about once a second.
+"""Writes usage rows, the use of each replica and the demand for each model to Postgres.
+
+About once a second, and at once when a model is wanted that has no replica.
 
 Rows are forgotten only after the database has them; their ids make a repeated write harmless.
 """
@@ -34,7 +36,8 @@ class Reporter:
         while True:
             await self.flush()
             await self.report_use()
-            await trio.sleep(self._core.config.timeouts.flush_s)
+            with trio.move_on_after(self._core.config.timeouts.flush_s):
+                await self._core.waiting.news.wait()
 
     async def flush(self) -> int:
         """Write all waiting rows; returns how many."""
@@ -51,8 +54,28 @@ class Reporter:
         return written
 
     async def report_use(self) -> None:
-        """In flight and age of the last use of every replica that has a row."""
-        await self._pool.fetchval(self._queries["router_report"], self.router_id, self.use())
+        """What runs on every replica that has a row, and what is asked of every model."""
+        await self._pool.fetchval(
+            self._queries["router_report"], self.router_id, self.use(), self.demand()
+        )
+
+    def demand(self) -> list[dict[str, Any]]:
+        """One row per model that is asked for: waiting, running, and how long ago unfound."""
+        room = self._core.waiting
+        wanted = room.wanted()
+        rows = []
+        for name, counts in self._core.stats.models.items():
+            waiting, age_s = room.waiting(name), wanted.get(name)
+            if name and (counts.in_flight or age_s is not None):
+                rows.append(
+                    {
+                        "model": name,
+                        "waiting": waiting,
+                        "in_flight": counts.in_flight - waiting,
+                        "wanted_age_ms": None if age_s is None else int(age_s * 1000),
+                    }
+                )
+        return rows
 
     def use(self) -> list[dict[str, Any]]:
         """One row per replica, though one that came back has two pools while the old one ends."""

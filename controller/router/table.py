@@ -49,6 +49,8 @@ class Model:
     fallbacks: tuple[str, ...] = ()
     created: int | None = None
     replicas: tuple[Replica, ...] = ()
+    on_demand: bool = False
+    """Without a ready replica, a request wakes it and waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def from_rows(
                 tuple(row["fallbacks"] or ()),
                 None if row.get("created_at") is None else int(row["created_at"]),
                 replicas=tuple(by_model.get(row["name"], ())),
+                on_demand=bool(row.get("on_demand")),
             )
             for row in models
         )
@@ -152,4 +155,5 @@ def _joined(model: Model, other: Model | None) -> Model:
         model.fallbacks,
         model.created,
         model.replicas + other.replicas,
+        model.on_demand,
     )

@@ -84,6 +84,7 @@ begin
         backoff_until = to_timestamp((p_item->>'backoff_until')::double precision),
         drain_deadline = to_timestamp((p_item->>'drain_deadline')::double precision),
         restarts = coalesce((p_item->>'restarts')::int, restarts),
+        room_for = case when to_state in ('draining', 'stopping') then coalesce(p_item->>'room_for', room_for) end,
         endpoint = case when to_state = 'ready' then llmgw_core.endpoint_of(id, launch)
                         when to_state = 'draining' then endpoint end,
         ready_at = case when to_state = 'ready' then coalesce(ready_at, clock_timestamp())

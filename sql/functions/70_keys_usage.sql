@@ -111,6 +111,8 @@ begin
         and not exists (select 1 from llmgw_core.lease l where l.holder = c.id);
     delete from llmgw_core.router_use u where not exists (select 1 from llmgw_core.controller c where c.id = u.router_id)
         or exists (select 1 from llmgw_core.replica r where r.id = u.replica_id and r.state = 'gone');
+    delete from llmgw_core.demand d where not exists (select 1 from llmgw_core.controller c where c.id = d.router_id)
+        or not exists (select 1 from llmgw_core.model m where m.name = d.model);
     delete from llmgw_core.replica r where r.state = 'gone' and r.state_at < clock_timestamp() - llmgw_core.setting('decision_days') * interval '1 day';
     delete from llmgw_core.node_event where at < clock_timestamp() - llmgw_core.setting('event_days') * interval '1 day';
     perform llmgw_core.scans_keep();

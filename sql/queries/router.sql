@@ -2,7 +2,7 @@
 -- Names clients may ask for.
 select m.name, coalesce((select array_agg(a.name order by a.name) from llmgw_core.model_name a where a.model = m.name and a.is_alias), '{}') as aliases,
     coalesce((select array_agg(f.fallback order by f.position) from llmgw_core.fallback f where f.model = m.name), '{}') as fallbacks,
-    extract(epoch from m.created_at)::double precision as created_at
+    extract(epoch from m.created_at)::double precision as created_at, m.min_replicas = 0 as on_demand
 from llmgw_core.model m;
 
 -- name: route_replicas
@@ -26,5 +26,5 @@ select extract(epoch from clock_timestamp())::double precision as now;
 select llmgw_core.usage_flush_v1($1::jsonb);
 
 -- name: router_report
--- What this router runs on each replica.
-select llmgw_core.router_report_v1($1::uuid, $2::jsonb);
+-- What this router runs on each replica, and has waiting and running for each model.
+select llmgw_core.router_report_v2($1::uuid, $2::jsonb, $3::jsonb);

@@ -61,6 +61,10 @@ select node_id, array_agg(distinct source) as sources from llmgw_core.weight whe
 -- What the catalog wants.
 select name, source, min_replicas, max_replicas, idle_timeout_s, priority from llmgw_core.model order by name;
 
+-- name: demand
+-- What clients ask of each model, and how much of it one replica serves.
+select model, waiting, in_flight, peak, routers, extract(epoch from wanted_at)::double precision as wanted_at, concurrency from llmgw.demand;
+
 -- name: profiles
 -- Ways to run each model, first choice first, with the labels of their pool.
 select p.*, o.labels as pool_labels
@@ -73,7 +77,9 @@ with live as materialized (
     select c.id, c.seen_at from llmgw_core.controller c
     where c.role = 'router' and (c.seen_at > clock_timestamp() - interval '10 s' or llmgw_core.present(c.id))),
 used as (
-    select x.replica_id, sum(x.in_flight) filter (where l.id is not null)::int as in_flight, max(x.last_used_at) as last_used_at
+    select x.replica_id, sum(x.in_flight) filter (where l.id is not null)::int as in_flight,
+        -- A router that left with requests running used the replica at least until its last word.
+        max(case when l.id is null and x.in_flight > 0 then x.reported_at else x.last_used_at end) as last_used_at
     from llmgw_core.router_use x left join live l on l.id = x.router_id group by x.replica_id)
 select r.id, r.model, r.state, r.profile, r.fingerprint, r.restarts, r.error,
     extract(epoch from r.created_at)::double precision as created_at, extract(epoch from r.state_at)::double precision as state_at,
@@ -82,7 +88,7 @@ select r.id, r.model, r.state, r.profile, r.fingerprint, r.restarts, r.error,
     -- A router follows a change within two seconds and reports every second: what it said earlier is not about this state.
     case when not exists (select 1 from live l where l.seen_at < r.state_at + interval '3 s') then coalesce(u.in_flight, 0) end as in_flight,
     extract(epoch from u.last_used_at)::double precision as last_used_at,
-    extract(epoch from r.replace_asked)::double precision as replace_asked, r.replace_force
+    extract(epoch from r.replace_asked)::double precision as replace_asked, r.replace_force, r.room_for
 from llmgw_core.replica r left join used u on u.replica_id = r.id
 where r.state <> 'gone'
 order by r.id;

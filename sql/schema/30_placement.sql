@@ -80,10 +80,11 @@ create table llmgw_core.replica (
     ready_at timestamptz,
     replace_asked timestamptz,
     replace_actor text,
-    replace_force boolean not null default false
+    replace_force boolean not null default false,
+    room_for text
 );
 create index replica_live on llmgw_core.replica (model) where state <> 'gone';
-comment on table llmgw_core.replica is 'One serving unit. launch counts its starts: each start makes new shards. The model is a name, not a key: a replica outlives its model until it is gone. replace_asked: an operator wants another in its stead, ready first; with replace_force it may stop first where there is no room for both.';
+comment on table llmgw_core.replica is 'One serving unit. launch counts its starts: each start makes new shards. The model is a name, not a key: a replica outlives its model until it is gone. replace_asked: an operator wants another in its stead, ready first; with replace_force it may stop first where there is no room for both. room_for is the model for which it was asked to leave.';
 
 create table llmgw_core.shard (
     id bigint generated always as identity primary key,

@@ -6,10 +6,13 @@ create table llmgw_core.demand (
     waiting int not null check (waiting >= 0),
     in_flight int not null check (in_flight >= 0),
     wanted_at timestamptz,
+    peak int not null check (peak >= 0),
+    peak_before int not null default 0 check (peak_before >= 0),
+    peak_since timestamptz not null,
     reported_at timestamptz not null,
     primary key (router_id, model)
 ) with (fillfactor = 50);
-comment on table llmgw_core.demand is 'What each router has waiting and running for each model, told every second or so. wanted_at is the last time that a request found no replica.';
+comment on table llmgw_core.demand is 'What each router has waiting and running for each model, told every second or so. wanted_at is the last time that a request found no replica, null once such requests go on. peak is the most of both at once since peak_since, peak_before the most in the minute before that.';
 
 create table llmgw_core.capacity (
     model text not null,

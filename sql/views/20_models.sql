@@ -5,13 +5,15 @@ select m.name, m.description,
     coalesce(r.ready, 0) as ready_replicas, coalesce(r.total, 0) as total_replicas,
     (select array_agg(f.fallback order by f.position) from llmgw_core.fallback f where f.model = m.name) as fallbacks,
     (select array_agg(p.name order by p.position) from llmgw_core.profile p where p.model = m.name) as profiles,
-    m.min_replicas = 0 as on_demand, m.origin, m.origin_file, m.idle_timeout_s as idle_timeout, m.priority, m.updated_at, m.updated_by
+    m.min_replicas = 0 as on_demand, m.origin, m.origin_file, m.idle_timeout_s as idle_timeout, m.priority, m.updated_at, m.updated_by,
+    d.concurrency, d.concurrency_source
 from llmgw_core.model m
+join llmgw.demand d on d.model = m.name
 left join lateral (
     select count(*) filter (where x.state = 'ready')::int as ready, count(*)::int as total
     from llmgw_core.replica x where x.model = m.name and x.state <> 'gone') r on true
 order by m.name;
-comment on view llmgw.models is 'The catalog with what runs of it. profiles are in order of preference; idle_timeout is in seconds.';
+comment on view llmgw.models is 'The catalog with what runs of it. profiles are in order of preference; idle_timeout is in seconds; concurrency is what one replica is taken to serve at once when the model is scaled.';
 
 create or replace view llmgw.profiles as
 select p.model, p.name, p.position, p.engine, p.engine_version, p.pool, p.gpus, p.gpu_class, p.gpu_memory_mib, p.share,

@@ -23,7 +23,13 @@ from tests.sql.fleet import card, port
 
 def snapshot_of(worker: int, stats: Stats, **more: object) -> dict[str, object]:
     """What a router process tells on its socket."""
-    return {"worker": worker, "replicas": [["5", 2]], **stats.snapshot(), **more}
+    return {
+        "worker": worker,
+        "waiting": [["m", 3]],
+        "replicas": [["5", 2]],
+        **stats.snapshot(),
+        **more,
+    }
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from controller.placement.model import Claim, Gpu, Model, Profile, Replica, Settings, Shard
+from controller.placement.model import Asked, Claim, Gpu, Model, Profile, Replica, Settings, Shard
 from controller.reconcile import snapshot
 from sql import queries
 
@@ -28,6 +28,10 @@ MODEL = {
     "name": "m", "source": "hf:a/b", "min_replicas": 1, "max_replicas": 2, "idle_timeout_s": 60.0,
     "priority": 5,
 }  # fmt: skip
+DEMAND = {
+    "model": "m", "waiting": 3, "in_flight": 4, "peak": 9, "wanted_at": 8.0, "concurrency": 16.0,
+    "routers": 1,
+}  # fmt: skip
 PROFILE = {
     "model": "m", "name": "p", "position": 0, "engine": "vllm", "engine_version": "1",
     "fingerprint": "f", "pool": "o", "pool_labels": {"rack": ["1", "2"]}, "gpu_class": "H100",
@@ -41,7 +45,7 @@ REPLICA = {
     "id": 5, "model": "m", "state": "starting", "profile": "p", "fingerprint": "f", "restarts": 2,
     "error": "e", "created_at": 1.0, "state_at": 2.0, "ready_at": 3.0, "backoff_until": 4.0,
     "drain_deadline": 5.0, "in_flight": None, "last_used_at": 6.0,
-    "replace_asked": 7.0, "replace_force": False,
+    "replace_asked": 7.0, "replace_force": False, "room_for": "other",
 }  # fmt: skip
 SHARD = {
     "id": 7, "replica_id": 5, "rank": 0, "node_id": "n", "state": "failed", "port": 20001,
@@ -56,6 +60,7 @@ TABLES = {
     "engines": [{"node_id": "n", "engine": "vllm", "versions": ["1", "2"]}],
     "weights": [{"node_id": "n", "sources": ["hf:a/b"]}],
     "models": [MODEL],
+    "demand": [DEMAND],
     "profiles": [PROFILE],
     "replicas": [REPLICA],
     "shards": [SHARD],
@@ -106,7 +111,7 @@ def test_every_field_finds_its_place():
         "p", "vllm", "f", "1", "o", {"rack": ("1", "2")}, "H100", 2, 40, True, 1.0, 10, "x86_64",
         ("avx2",), 1, "any", "550", None, frozenset({"x"}), "m", None, spec,
     )  # fmt: skip
-    assert model == Model("m", "hf:a/b", 1, 2, 60.0, (profile,), 5)
+    assert model == Model("m", "hf:a/b", 1, 2, 60.0, (profile,), 5, Asked(3, 4, 9, 8.0, 16.0, True))
     words = "died; last words: last words"
     shard = Shard(7, 0, "n", "failed", ("G",), 20001, words, 2.0, 2.0, 512, 20002)
     assert replica == Replica(
@@ -127,6 +132,8 @@ def test_every_field_finds_its_place():
         None,
         6.0,
         7.0,
+        False,
+        "other",
     )
     assert seen.settings == Settings(backoff_base_s=2.0, start_deadline_s=9.0, silent_share_max=0.5)
 
@@ -193,6 +200,12 @@ def test_D10_a_row_with_an_impossible_null_costs_itself_and_is_told(table, row, 
         for s in (whole, seen)
     ]  # fmt: skip
     assert sum(counts[0]) - sum(counts[1]) in (1, 2)  # a node goes with its card
+
+
+def test_what_is_asked_is_unknown_without_a_router_or_a_row():
+    mute = DEMAND | {"routers": 0, "waiting": None, "in_flight": None, "peak": None}
+    assert build(demand=[mute])[0].models[0].asked == Asked(0, 0, 0, 8.0, 16.0, False)
+    assert not build(demand=[])[0].models[0].asked.heard
 
 
 @pytest.mark.parametrize("value", [None])

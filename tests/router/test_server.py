@@ -194,7 +194,7 @@ async def test_routes_keys_and_usage_live_in_the_database(
     assert (row["key_id"], row["replica_id"], row["status"]) == ("k", 5, "ok")
     assert 1000 <= row["at"] < 1030  # the database's clock, which Postgres keeps partitions by
     used = await until(
-        lambda: [use for _, uses in shelf.reports for use in uses if "last_used_age_ms" in use]
+        lambda: [use for _, uses, _ in shelf.reports for use in uses if "last_used_age_ms" in use]
     )
     assert (used[-1]["replica_id"], used[-1]["in_flight"]) == (5, 0)
 
@@ -243,7 +243,7 @@ async def test_a_replica_that_came_back_elsewhere_is_told_of_once(
     hint("")
     await until(lambda: len(running.core.fleet.everyone()) == 2)
     shelf.reports.clear()
-    _, uses = (await until(lambda: shelf.reports))[0]
+    _, uses, _ = (await until(lambda: shelf.reports))[0]
     assert [(use["replica_id"], use["in_flight"]) for use in uses] == [(5, 1)]
     await wire.until(b"[DONE]")
     wire.close()

@@ -1,0 +1,122 @@
+"""Requests for models that run on demand and have no ready replica yet: they wait for one.
+
+Bounded in number and bytes per process. Each has a deadline; a client that leaves frees its place.
+The table's next swap lets them go on (`release`), the reporter tells Postgres that the model is
+wanted (`news`), which wakes it. Callers that leave change nothing about that: the load goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from controller.router import errors
+
+if TYPE_CHECKING:
+    from controller.router.attempts import Attempts
+    from controller.router.core import Core
+    from controller.router.errors import ApiError
+    from controller.router.http1 import Request
+
+REMIND_S = 5.0
+"""A model that is still wanted is news again after so long."""
+FORGET_S = 60.0
+"""Nobody has asked for so long: the database has forgotten it too."""
+HEADER = b"x-llmgw-wait"
+
+
+class Line:
+    """Requests that wait for one model, first come first."""
+
+    __slots__ = ("members", "wanted_at")
+
+    def __init__(self) -> None:
+        self.members: dict[Attempts, None] = {}
+        self.wanted_at = -math.inf  # monotonic
+
+
+class WaitingRoom:
+    """All lines of one process."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lines: dict[str, Line] = {}
+        self._count = 0
+        self._bytes = 0
+        self.news = trio.Event()
+
+    def enter(self, attempts: Attempts, request: Request) -> ApiError | None:
+        """Take a place, or the error for the client; `attempts.resume` or `expired` follows."""
+        wait_s = patience(request, self._core.config.timeouts.wake_s)
+        if wait_s is None:
+            return errors.bad_wait()
+        line = self._lines.setdefault(attempts.model, Line())
+        now = time.monotonic()
+        if now - line.wanted_at > REMIND_S:
+            self.news.set()
+        line.wanted_at = now
+        size = len(attempts.asked.raw)
+        limits = self._core.config.limits
+        if self._count >= limits.waiting or self._bytes + size > limits.waiting_bytes:
+            return errors.waiting_full(attempts.model)
+        line.members[attempts] = None
+        self._count += 1
+        self._bytes += size
+        attempts.waits = True
+        self._core.deadlines.set(attempts, now + wait_s)
+        return None
+
+    def leave(self, attempts: Attempts) -> None:
+        """Its place is free: the client left, the deadline passed, or it goes on."""
+        del self._lines[attempts.model].members[attempts]
+        self._count -= 1
+        self._bytes -= len(attempts.asked.raw)
+        attempts.waits = False
+        self._core.deadlines.set(attempts, math.inf)
+
+    def release(self) -> None:
+        """The table is new: whoever waits for a model that serves now goes on."""
+        fleet = self._core.fleet
+        for model, line in self._lines.items():
+            if not fleet.serves(model) and fleet.wakes(model):
+                continue
+            line.wanted_at = -math.inf
+            for attempts in list(line.members):
+                self.leave(attempts)
+                self._core.reactor.call_soon(attempts.resume)
+
+    def waiting(self, model: str) -> int:
+        """Requests that wait for the model."""
+        line = self._lines.get(model)
+        return 0 if line is None else len(line.members)
+
+    def wanted(self) -> dict[str, float]:
+        """Models that requests did not find, by seconds since the last of these; news is over."""
+        self.news = trio.Event()
+        now = time.monotonic()
+        for model in [m for m, line in self._lines.items() if _forgotten(line, now)]:
+            del self._lines[model]
+        return {model: now - line.wanted_at for model, line in self._lines.items()}
+
+    def as_json(self) -> list[list[str | int]]:
+        """[model, requests waiting], for the gauge."""
+        return [[model, len(line.members)] for model, line in self._lines.items()]
+
+
+def _forgotten(line: Line, now: float) -> bool:
+    return not line.members and now - line.wanted_at > FORGET_S
+
+
+def patience(request: Request, default_s: float) -> float | None:
+    """Seconds that the client waits: its header's, at most the default; None for nonsense."""
+    for name, value in request.headers:
+        if name == HEADER:
+            try:
+                asked = float(value)
+            except ValueError:
+                return None
+            return min(asked, default_s) if asked >= 0 else None
+    return default_s
