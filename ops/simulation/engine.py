@@ -48,6 +48,12 @@ class SimShard:
         """The agent ends: nothing of a fake engine outlives it."""
         self._work.cancel()
 
+    def crash(self) -> None:
+        """End as by SIGKILL from outside."""
+        self.record.exit_code, self.record.log_tail = -9, "simulated last words"
+        self._set("failed", "the engine was ended by signal 9")
+        self._work.cancel()
+
     async def run(self) -> None:
         """Start, serve, stop."""
         try:

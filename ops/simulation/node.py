@@ -58,6 +58,8 @@ class SimMachine:
         self._ports_at: float | None = None
         self._hot: dict[int, tuple[Finding, ...]] = {}
         self.woken = trio.Event()
+        self.shards: SimShards | None = None
+        """What runs on it, to break."""
         self.missing: set[str] = set()
         """UUIDs of cards that have fallen off the bus."""
         self.unrest = 0.0
@@ -187,6 +189,12 @@ class SimShards(Shards):
         """Nothing ran before."""
         self._nursery = nursery
 
+    def crash(self, shard: int) -> None:
+        """Kill the fake engine of a shard; KeyError when none runs here."""
+        task = self._tasks[shard]
+        assert isinstance(task, SimShard)
+        task.crash()
+
     def _make(self, record: Record, assignment: Assignment) -> SimShard:
         return SimShard(record, assignment, self._engines, self._site.news)
 
@@ -201,7 +209,7 @@ def build(
 ) -> tuple[Agent, SimMachine]:
     """The agent of one simulated node, and its machine to break."""
     state, machine = SimState(), SimMachine(node)
-    shards = SimShards(SimSite(node.name, state, News()), node.address, engines)
+    shards = machine.shards = SimShards(SimSite(node.name, state, News()), node.address, engines)
     agent = Agent(
         node=node.name,
         secret=secret_of(node.name),
