@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from controller.api.paging import PageQuery
-from controller.catalog.definition import Catalog
-from controller.catalog.profile import Strict
-from controller.catalog.units import Seconds  # noqa: TC001 - pydantic needs it at run time
+from controller.catalog.definition import Catalog, Model
+from controller.catalog.profile import MOST_GPUS, Strict
+from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic needs them
 
 NODE_ID: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 BIGGEST: Final = 2**63 - 1
@@ -116,6 +116,46 @@ class ReplaceModelBody(ReplaceBody):
     """Replicas of a model."""
 
     stale: bool = Field(False, description="only those whose profile was edited since")
+
+
+class AddNodesBody(Strict):
+    """Machines that the fleet might get."""
+
+    count: int = Field(ge=1, le=5000)
+    gpus: int = Field(ge=0, le=MOST_GPUS, description="cards of each; 0: a machine without")
+    class_: str | None = Field(None, min_length=1, max_length=100, description="of its cards")
+    memory: Mebibytes | None = Field(None, description="of each card; absent: as others have")
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=lambda name: name.removesuffix("_")
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.gpus and self.class_ is None:
+            raise ValueError('it has cards of no class: say which, as "class": "H100"')
+        return self
+
+
+class WhatIfBody(Strict):
+    """What would be otherwise; empty: what is under way anyway."""
+
+    add_nodes: list[AddNodesBody] = Field(default_factory=list, max_length=50)
+    remove_nodes: list[str] = Field(default_factory=list, max_length=5000)
+    drain_nodes: list[str] = Field(default_factory=list, max_length=5000)
+    scale: dict[str, int] = Field(default_factory=dict, description="model -> replicas")
+    models: list[Model] = Field(default_factory=list, description="added, or in place of theirs")
+    seed: int | None = Field(None, description="settles ties; absent: as the leader's term does")
+
+    @model_validator(mode="after")
+    def _counts(self) -> Self:
+        for name, count in self.scale.items():
+            if not 0 <= count <= 10_000:
+                raise ValueError(f"scale of {name}: {count} is not between 0 and 10000")
+        twice = set(self.remove_nodes) & set(self.drain_nodes)
+        if twice:
+            raise ValueError(f"node {min(twice)} is both drained and removed: drop one")
+        return self
 
 
 class CatalogBody(Catalog):

@@ -167,3 +167,94 @@ class NewKey(Answer):
     key: str
     models: list[str] | None = None
     expires_at: str | None = None
+
+
+class PartAt(Answer):
+    """One shard's place: cards by index."""
+
+    node: str
+    gpus: list[int]
+
+
+class WouldMove(Answer):
+    """A replica that would serve from elsewhere."""
+
+    model: str
+    replica: int
+    profile: str | None = None
+    from_: list[PartAt]
+    to: list[PartAt]
+
+    model_config = PLAIN_NAMES
+
+
+class WouldPlace(Answer):
+    """A replica that would be there."""
+
+    model: str
+    profile: str | None = None
+    at: list[PartAt]
+
+
+class WouldStop(Answer):
+    """A replica that would be there no more."""
+
+    model: str
+    replica: int
+    at: list[PartAt]
+
+
+class CauseView(Answer):
+    """One code of one profile, counted over nodes."""
+
+    profile: str
+    code: str
+    nodes: int
+    of: int
+    reason: str
+
+
+class WouldNotFit(Answer):
+    """Replicas without a place; before: how many have none now."""
+
+    model: str
+    replicas: int
+    before: int
+    reason: str | None = None
+    causes: list[CauseView]
+
+
+class WouldDrain(Answer):
+    """A node to be drained, and replicas that would not leave it."""
+
+    node: str
+    left: list[int]
+
+
+class GpusThen(Answer):
+    """Cards of one class, now and then."""
+
+    class_: str
+    total: int
+    free: int
+    total_after: int
+    free_after: int
+
+    model_config = PLAIN_NAMES
+
+
+class WhatIf(Answer):
+    """What the planner would do; nothing of it was done. settled: false means more would follow."""
+
+    moves: list[WouldMove]
+    placed: list[WouldPlace]
+    stopped: list[WouldStop]
+    unplaced: list[WouldNotFit]
+    drained: list[WouldDrain]
+    gpus: list[GpusThen]
+    emptied: list[str]
+    under_way: int
+    rounds: int
+    settled: bool
+    assumptions: list[str]
+    notes: list[str]

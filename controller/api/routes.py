@@ -15,6 +15,7 @@ from controller.api import (
     placement,
     results,
     views,
+    what_if,
 )
 from controller.api import device_views as seen
 from controller.api.call import Route
@@ -95,6 +96,11 @@ ROUTES: Final = (
     Route(
         "GET", "/decisions", placement.decisions, list[views.DecisionView],
         "What was decided, newest first", bodies.DecisionsQuery,
+    ),
+    Route(
+        "POST", "/what-if", what_if.ask, results.WhatIf,
+        "What the planner would do on a changed fleet; nothing is done", body=bodies.WhatIfBody,
+        deadline_s=what_if.DEADLINE_S,
     ),
     Route("GET", "/keys", keys.keys, list[views.KeyView], "Clients' keys", PageQuery),
     Route("POST", "/keys", keys.create, results.NewKey, "Make a key, shown once",

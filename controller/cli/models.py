@@ -45,7 +45,7 @@ def model() -> None:
 @click.pass_obj
 def add(session: Session, file: str) -> None:
     """Add the model that FILE (TOML or JSON; - is stdin) defines, or change it."""
-    document = _read(file)
+    document = read_document(file)
     if "models" in document:
         if (
             len(document) > 1
@@ -101,7 +101,7 @@ def apply(session: Session, file: str, dry_run: bool, name: str | None) -> None:
     """Make the catalog what a file says; what it declared before and no longer does is removed."""
     if file == "-" and name is None:
         raise click.UsageError("-f - has no name to keep the catalog under: give --name")
-    document = _read(file)
+    document = read_document(file)
     if "file" in document:
         raise Failure(f"{file}: unknown field 'file', the fields are pools, models")
     body = document | {"file": name or str(Path(file).absolute())}
@@ -119,7 +119,8 @@ def _applied(session: Session, done: dict[str, Any]) -> str:
     return lines(session.out.table(("CHANGE", "KIND", "NAME"), rows), end)
 
 
-def _read(file: str) -> dict[str, Any]:
+def read_document(file: str) -> dict[str, Any]:
+    """The document in a TOML or JSON file; `-` is stdin. Failure says where it is broken."""
     from controller.catalog.faults import CatalogError
     from controller.catalog.reading import document_of, read_text
 

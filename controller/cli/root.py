@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "apply": "models:apply",
     "replicas": "placement:replicas",
     "explain-placement": "placement:explain_placement",
+    "what-if": "what_if:what_if",
     "replace": "replace:replace",
     "decisions": "placement:decisions",
     "weights": "fleet:weights",

@@ -88,9 +88,11 @@ def main_cause(refusals: Sequence[Refusal]) -> Cause | None:
         if len(codes) == 1:
             key = (profile, next(iter(codes)))
             alone[key] = alone.get(key, 0) + 1
+    # Where every node lacks by nature what is needed, that is the news, and not who uses it now.
+    able = any(_INNATE.isdisjoint(codes) for codes in per_node.values())
     return min(
         causes(refusals),
-        key=lambda c: (c.code in _INNATE, -alone.get((c.profile, c.code), 0), -c.nodes),
+        key=lambda c: (able and c.code in _INNATE, -alone.get((c.profile, c.code), 0), -c.nodes),
         default=None,
     )
 

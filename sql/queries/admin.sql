@@ -134,6 +134,14 @@ select jsonb_strip_nulls(to_jsonb(p) || jsonb_build_object('placed', coalesce(p.
     (select jsonb_agg(to_jsonb(r) - 'model' - 'at') from llmgw.rejections r where r.model = p.model))) as row
 from llmgw.placements p where p.model = $1::text;
 
+-- name: term
+-- The term of whoever leads the tick, or led it last: what settles its ties.
+select max(l.term) from llmgw_core.lease l where l.name = 'tick';
+
+-- name: pool_labels
+-- Labels of each pool.
+select p.name, p.labels from llmgw_core.pool p;
+
 -- name: replace
 -- Marks replicas to be replaced, or takes the marks back.
 select llmgw.replace_v1($1::text, $2::text, $3::bigint, $4::boolean, $5::boolean, $6::boolean);

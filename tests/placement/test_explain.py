@@ -33,6 +33,13 @@ def test_what_a_node_is_counts_less_than_what_it_has_left():
     )
 
 
+def test_what_every_node_lacks_by_nature_is_the_news():
+    nodes = [node("g1", gpus=(gpu(0, claims=whole(1)), gpu(1))), node("g2", 2)]
+    assert explain.main_reason(attempt(nodes, profile(gpus=8))).startswith(
+        "2 of 2 nodes have too few cards (need 8 cards"
+    )
+
+
 def test_the_table_has_one_row_for_each_refusal():
     found = attempt(
         [node(state="draining", state_reason="kernel")], profile(pool="a", gpu_class="B200")
