@@ -37,8 +37,6 @@ ROOT: Final = Path(__file__).parent.parent
 LINE_BYTES: Final = 64 * 1024
 TIDY_S: Final = 600.0
 WATCH_S: Final = 1.0
-FLOOR_BYTES: Final = 1 << 30
-"""A build is ended when the disk has less than this left: state, logs and others live there too."""
 ROW_CHARS: Final = 2000
 log = structlog.get_logger()
 
@@ -67,6 +65,8 @@ class Site:
     """Engines that the probes found."""
     changed: Callable[[], None]
     """Asks for a look at the node's engines."""
+    floor_bytes: int = 1 << 30
+    """A build is ended when the disk has less left: state, logs and others live there too."""
 
 
 class Provision:
@@ -224,7 +224,7 @@ class Provision:
 
     async def _full(self) -> str:
         """Wait until the disk is nearly full, which ends the build; the words for it."""
-        folder, floor = self._site.folder, min(FLOOR_BYTES, self._settings.min_free)
+        folder, floor = self._site.folder, self._site.floor_bytes
         while True:
             usage = await trio.to_thread.run_sync(shutil.disk_usage, folder)
             if usage.free < floor:

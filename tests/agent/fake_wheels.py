@@ -30,7 +30,7 @@ def wheel(
     said: str | None = None,
     needs: tuple[str, ...] = (),
 ) -> Path:
-    """Write NAME-VERSION.whl; `said` is the version inside, when it lies. Without a module: none."""
+    """Write a wheel; `said` is the version inside when it lies; without `module` it is empty."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     info = f"{name.replace('-', '_')}-{said or version}.dist-info"
@@ -59,32 +59,6 @@ def wheel(
     return path
 
 
-def vllm(folder: Path, version: str, **more: str) -> Path:
+def vllm(folder: Path, version: str, said: str | None = None) -> Path:
     """A wheel of "vLLM"."""
-    return wheel(folder, "vllm", version, module="vllm", script="vllm", **more)  # type: ignore[arg-type]
-
-
-def slow_sdist(folder: Path, version: str, flag: Path) -> Path:
-    """A "vLLM" without a wheel whose build says so in `flag` and then never ends."""
-    import tarfile
-    from io import BytesIO
-
-    folder.mkdir(parents=True, exist_ok=True)
-    backend = (
-        "import os, time\n"
-        f"open({str(flag)!r}, 'w').write(str(os.getpid()))\n"
-        "time.sleep(600)\n"
-    )
-    files = {
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "slow"\n'
-        'backend-path = ["."]\n',
-        "slow.py": backend,
-        "PKG-INFO": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n",
-    }
-    path = folder / f"vllm-{version}.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(f"vllm-{version}/{name}")
-            entry.size = len(text)
-            archive.addfile(entry, BytesIO(text.encode()))
-    return path
+    return wheel(folder, "vllm", version, module="vllm", script="vllm", said=said)

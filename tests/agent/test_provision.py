@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -38,8 +40,8 @@ class Ground:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.wheels = folder / "engines", folder / "wheels"
-        self.wheels.mkdir()
-        (folder / "logs").mkdir()
+        self.wheels.mkdir(exist_ok=True)
+        (folder / "logs").mkdir(exist_ok=True)
         self.logs = folder / "logs"
         self.elsewhere: Sequence[Engine] = ()
         self.looks = 0
@@ -59,9 +61,23 @@ class Ground:
             engine_paths=settings.pop("engine_paths", {}),
             found=found,
             changed=changed,
+            floor_bytes=settings.pop("floor_bytes", 0),
         )
         given = {"engines": ["vllm"], "wheel_dir": self.wheels, "min_free": 0, **settings}
         return Provision(ProvisionSettings.model_validate(given), site)
+
+    def program(self, script: str) -> str:
+        """A "Python" that does something else."""
+        path = self.wheels.with_name("python")
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def hanging(self) -> tuple[str, Callable[[], list[int]]]:
+        """A "Python" that never ends and has a child, and the numbers of both."""
+        flag = self.wheels.with_name("pids")
+        path = self.program(f"sleep 600 &\necho $$ >> {flag}\necho $! >> {flag}\nwait")
+        return path, lambda: [int(n) for n in flag.read_text().split()] if flag.exists() else []
 
     @property
     def names(self) -> list[str]:
@@ -158,22 +174,24 @@ async def test_no_such_version(ground):
 
 
 async def test_a_failed_build_waits_until_time_or_settings_allow_another(ground):
-    made = ground.provision()
-    await refused(ground, made, "1.2.3")
-    log = (ground.logs / "engine-vllm-1.2.3.log").read_text()
+    python = ground.program("echo 'ERROR: no luck'; exit 3")
+    made = ground.provision(python=python)
     words = await refused(ground, made, "1.2.3")
-    assert "tried again in 10 min" in words
+    assert words == "vllm 1.2.3 could not be installed: no luck\nERROR: no luck"
+    assert "tried again in 10 min" in await refused(ground, made, "1.2.3")
     # The next agent knows of it as well, and nothing ran again.
-    assert "tried again" in await refused(ground, ground.provision(), "1.2.3")
-    assert (ground.logs / "engine-vllm-1.2.3.log").read_text() == log
+    assert "tried again" in await refused(ground, ground.provision(python=python), "1.2.3")
+    assert (ground.logs / "engine-vllm-1.2.3.log").read_text() == "ERROR: no luck\n"
     # Other settings, or a new wheel, are a reason to try at once.
-    other = ground.provision(packages={"vllm": "nothing=={version}"})
+    other = ground.provision(python=python, packages={"vllm": "other=={version}"})
     assert await other.rows() == []
-    assert "for nothing==1.2.3" in await refused(ground, other, "1.2.3")
+    assert "tried again" not in await refused(ground, other, "1.2.3")
     fake_wheels.vllm(ground.wheels, "1.2.3")
     assert await made.rows() == []
-    assert await made.ensure(wanted("1.2.3"), ground.said.append)
-    assert await made.rows() == []
+    assert "tried again" not in await refused(ground, made, "1.2.3")
+    right = ground.provision()
+    assert await right.ensure(wanted("1.2.3"), ground.said.append)
+    assert await right.rows() == await made.rows() == []
 
 
 @pytest.mark.parametrize(
@@ -227,33 +245,22 @@ async def test_too_little_space_is_told_before_anything_is_fetched(ground):
     assert not (ground.logs / "engine-vllm-1.2.3.log").exists()
 
 
-async def test_a_build_ends_when_the_disk_fills(ground, monkeypatch, tmp_path):
-    monkeypatch.setattr(provision, "FLOOR_BYTES", 1 << 62)
-    flag = tmp_path / "flag"
-    fake_wheels.slow_sdist(ground.wheels, "1.2.3", flag)
-    # min_free lets it begin; the floor is what the disk never has.
-    made = ground.provision(min_free="1KiB")
-    monkeypatch.setattr(provision, "min", lambda *_: 1 << 62, raising=False)
-    words = await refused(ground, made, "1.2.3")
+async def test_D23_a_build_ends_when_the_disk_fills(ground):
+    python, _ = ground.hanging()
+    words = await refused(ground, ground.provision(python=python, floor_bytes=1 << 62), "1.2.3")
     assert "no space" in words
+    assert "left; free some" in words
 
 
-async def test_a_build_that_takes_too_long_is_ended_with_all_its_processes(ground, tmp_path):
-    flag = tmp_path / "flag"
-    fake_wheels.slow_sdist(ground.wheels, "1.2.3", flag)
-    made = ground.provision(deadline="30s")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(refused, ground, ground.provision(deadline="20s"), "1.2.3")
-        await until(flag.exists, "the build hangs", 60)
-        pid = int(flag.read_text() or 0)
-    await until(lambda: not alive(pid), "the installer is gone")
-    assert "not ready within [provision] deadline, 20 s" in (await rows_of(ground, "20s"))
-    assert made is not None
-
-
-async def rows_of(ground: Ground, deadline: str) -> str:
-    [row] = await ground.provision(deadline=deadline).rows()
-    return str(row["error"])
+async def test_a_build_that_takes_too_long_is_ended_with_all_its_processes(ground):
+    python, pids = ground.hanging()
+    made = ground.provision(python=python, deadline="5s")
+    words = await refused(ground, made, "1.2.3")
+    assert words.endswith("not ready within [provision] deadline, 5 s")
+    assert len(pids()) == 2
+    assert not any(map(alive, pids()))
+    [row] = await made.rows()
+    assert row["error"] == "not ready within [provision] deadline, 5 s"
 
 
 def alive(pid: int) -> bool:
@@ -263,22 +270,39 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_a_stopped_shard_ends_its_build_and_leaves_no_blame(ground, tmp_path):
-    flag = tmp_path / "flag"
-    fake_wheels.slow_sdist(ground.wheels, "1.2.3", flag)
-    made = ground.provision()
+async def test_a_stopped_shard_ends_its_build_and_leaves_no_blame(ground):
+    python, pids = ground.hanging()
+    made = ground.provision(python=python)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.ensure, wanted("1.2.3"), ground.said.append)
-        await until(lambda: flag.exists() and flag.read_text() != "", "the build hangs", 60)
-        assert await made.rows() == [
-            {"engine": "vllm", "version": "1.2.3", "state": "provisioning"}
-        ]
+        await until(lambda: len(pids()) == 2, "the build hangs")
+        row = {"engine": "vllm", "version": "1.2.3", "state": "provisioning"}
+        assert await made.rows() == [row]
         nursery.cancel_scope.cancel()
-    await until(lambda: not alive(int(flag.read_text())), "the installer is gone")
+    assert not any(map(alive, pids()))
     assert await made.rows() == []
     assert ground.names == []
     await made.collect(set)
     assert ground.unfinished == []
+
+
+async def test_when_the_first_shard_is_stopped_the_second_goes_on(ground):
+    python, pids = ground.hanging()
+    made = ground.provision(python=python)
+    first = trio.CancelScope()
+
+    async def one() -> None:
+        with first:
+            await made.ensure(wanted("1.2.3"), ground.said.append)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one)
+        await until(lambda: len(pids()) == 2, "the build hangs")
+        nursery.start_soon(made.ensure, wanted("1.2.3"), ground.said.append)
+        first.cancel()
+        await until(lambda: len(pids()) == 4, "the second builds")
+        assert [alive(pid) for pid in pids()] == [False, False, True, True]
+        nursery.cancel_scope.cancel()
 
 
 async def test_two_shards_share_one_build(ground):
@@ -311,19 +335,39 @@ async def test_two_agents_build_one_after_the_other(ground):
     assert (ground.logs / "engine-vllm-1.2.3.log").read_text().count("Successfully installed") == 1
 
 
-async def test_D22_a_builder_killed_midway_leaves_nothing_that_counts(ground, tmp_path):
-    flag = tmp_path / "flag"
-    sdist = fake_wheels.slow_sdist(ground.wheels, "1.2.3", flag)
-    made = ground.provision()
+async def test_D22_a_builder_killed_midway_leaves_nothing_that_counts(ground):
+    python, pids = ground.hanging()
+    made = ground.provision(python=python)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(refused, ground, made, "1.2.3")
-        await until(lambda: flag.exists() and flag.read_text() != "", "the build hangs", 60)
-        os.kill(os.getpgid(int(flag.read_text())), signal.SIGKILL)  # the builder alone
-    await until(lambda: not alive(int(flag.read_text())), "its installer ends with it")
+        await until(lambda: len(pids()) == 2, "the build hangs")
+        os.kill(os.getpgid(pids()[0]), signal.SIGKILL)  # the builder alone
+    assert not any(map(alive, pids()))  # its installer ended with it
     [row] = await made.rows()
     assert row["error"] == "the build ended without a word: killed or crashed"
-    sdist.unlink()
+
+
+LIFE = """
+import sys, trio
+from pathlib import Path
+from tests.agent.test_provision import Ground, wanted
+ground = Ground(Path(sys.argv[1]))
+trio.run(ground.provision(python=sys.argv[2]).ensure, wanted("1.2.3"), ground.said.append)
+"""
+
+
+async def test_D22_an_agent_killed_midway_leaves_nothing_that_counts(ground, tmp_path):
+    python, pids = ground.hanging()
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", LIFE, str(tmp_path), python], cwd=root) as agent:
+        await until(lambda: len(pids()) == 2, "the build hangs")
+        agent.kill()
+    await until(lambda: not any(map(alive, pids())), "the installer ends with its agent")
+    assert ground.names == []
+    assert len(ground.unfinished) == 1
     fake_wheels.vllm(ground.wheels, "1.2.3")
+    made = ground.provision()
+    assert await made.rows() == []
     assert await made.ensure(wanted("1.2.3"), ground.said.append)
     assert ground.unfinished == []
 
