@@ -54,9 +54,16 @@ def too_small(profile: Profile, gpu: Gpu) -> str | None:
     return size(gpu.memory_mib) if gpu.memory_mib < profile.gpu_memory_mib else None
 
 
+def unfit(profile: Profile, gpu: Gpu) -> str | None:
+    """By the estimate the engine would not start on the card; a profile's own word goes first."""
+    if profile.fit_mib is None or profile.gpu_memory_mib is not None or gpu.memory_mib is None:
+        return None
+    return size(gpu.memory_mib) if gpu.memory_mib < profile.fit_mib else None
+
+
 def memory_unknown(profile: Profile, gpu: Gpu) -> str | None:
     """Nobody measured the card, so nobody may promise that a shard fits."""
-    if profile.gpu_memory_mib is None or gpu.memory_mib is not None:
+    if gpu.memory_mib is not None or (profile.gpu_memory_mib or profile.fit_mib) is None:
         return None
     return f"gpu {gpu.index}"
 
@@ -127,6 +134,7 @@ def old_cuda(profile: Profile, gpu: Gpu) -> str | None:
 RULES: Final[tuple[tuple[Code, Callable[[Profile, Gpu], str | None]], ...]] = (
     (Code.GPU_UNHEALTHY, unhealthy),
     (Code.GPU_MEMORY, too_small),
+    (Code.GPU_FIT, unfit),
     (Code.GPU_MEMORY_UNKNOWN, memory_unknown),
     (Code.GPU_FOREIGN_UNKNOWN, foreign_unknown),
     (Code.GPU_FOREIGN_USE, foreign_use),
@@ -205,6 +213,8 @@ def _need(code: Code, profile: Profile) -> str:
     per_card = None if profile.gpu_memory_mib is None else size(profile.gpu_memory_mib)
     if code in (Code.GPU_MEMORY, Code.GPU_MEMORY_UNKNOWN) and per_card is not None:
         return per_card
+    if code in (Code.GPU_FIT, Code.GPU_MEMORY_UNKNOWN) and profile.fit_mib is not None:
+        return size(profile.fit_mib)
     if code in (Code.GPU_DRIVER, Code.GPU_CUDA):
         floor = profile.driver_min if code is Code.GPU_DRIVER else profile.cuda_min
         return f"{floor} or later"

@@ -49,7 +49,7 @@ class Steps:
             tuple(sorted({label for p in wanted for label in p.pool_labels})),
             tuple(sorted({p.cpus for p in wanted if p.cpus is not None})),
             tuple(sorted({p.memory_mib for p in wanted if p.memory_mib is not None})),
-            tuple(sorted({p.gpu_memory_mib for p in wanted if p.gpu_memory_mib is not None})),
+            tuple(sorted({n for p in wanted if (n := p.gpu_memory_mib or p.fit_mib) is not None})),
             frozenset(id_ for p in wanted for id_ in p.exclude_nodes),
             frozenset(p.alone_of for p in wanted if p.alone_of is not None),
             any(p.driver_min or p.cuda_min for p in wanted),

@@ -120,6 +120,9 @@ class Profile:
     """How long each stage of a start may take; None is the fleet's setting."""
     spec: Mapping[str, Any] = field(default_factory=dict)
     """Engine arguments, environment, source ...: copied into the shard, not read by placement."""
+    fit_mib: int | None = None
+    """Memory of the smallest card on which the engine would start, by the estimate in `fit.py`;
+    not read where the profile says ``gpu_memory_mib`` itself. None is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,7 @@ def _asks_for(profile: Profile) -> tuple[object, ...]:
         profile.gpu_class,
         profile.gpus,
         profile.gpu_memory_mib,
+        profile.fit_mib,
         profile.share,
         profile.cpus,
         profile.memory_mib,

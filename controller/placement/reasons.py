@@ -31,6 +31,7 @@ class Code(StrEnum):
     GPU_COUNT = "gpu_count"
     GPU_UNHEALTHY = "gpu_unhealthy"
     GPU_MEMORY = "gpu_memory"
+    GPU_FIT = "gpu_fit"
     GPU_MEMORY_UNKNOWN = "gpu_memory_unknown"
     GPU_FOREIGN_USE = "gpu_foreign_use"
     GPU_FOREIGN_UNKNOWN = "gpu_foreign_unknown"
@@ -73,6 +74,7 @@ SENTENCES: Final[dict[str, str]] = {
     Code.GPU_COUNT: "too few cards: need {need}, have {have}",
     Code.GPU_UNHEALTHY: "cards are unhealthy: need {need}, unhealthy: {have}",
     Code.GPU_MEMORY: "cards are too small: need {need} per card, have {have}",
+    Code.GPU_FIT: "the model does not fit on the cards: need {need} per card, have {have}",
     Code.GPU_MEMORY_UNKNOWN: (
         "the memory of cards is unknown: need {need} per card, unknown: {have}"
     ),
@@ -122,6 +124,7 @@ PHRASES: Final[dict[str, str]] = {
     Code.GPU_COUNT: "have too few cards",
     Code.GPU_UNHEALTHY: "have unhealthy cards",
     Code.GPU_MEMORY: "lack card memory",
+    Code.GPU_FIT: "have cards on which the model does not fit",
     Code.GPU_MEMORY_UNKNOWN: "have cards of unknown memory",
     Code.GPU_FOREIGN_USE: "have cards in use outside llmgw",
     Code.GPU_FOREIGN_UNKNOWN: "have cards whose use outside llmgw is unknown",

@@ -26,6 +26,7 @@ from controller.placement.model import (
     Shard,
     Snapshot,
 )
+from controller.reconcile.fitted import fitted
 from sql import queries
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ TABLES = (
     "gpus",
     "engines",
     "weights",
+    "facts",
     "models",
     "demand",
     "profiles",
@@ -106,10 +108,11 @@ def build(
     )
     numbers = _numbers(tables["settings"])
     where = {row["name"]: row["source"] for row in tables["models"]}
+    facts = {row["source"]: row["facts"] for row in tables.get("facts", ())}
     profiles: defaultdict[str, list[Profile]] = defaultdict(list)
     for name, profile in _each(
         tables["profiles"],
-        lambda r: (r["model"], _profile(r, where[r["model"]], numbers)),
+        lambda r: (r["model"], fitted(_profile(r, where[r["model"]], numbers), facts)),
         "profile",
         notes,
     ):

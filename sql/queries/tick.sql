@@ -57,6 +57,14 @@ from llmgw_core.engine where state = 'installed' group by node_id, engine;
 -- Sources that lie whole on a node's disk, where the agent uses them: its downloads, and files named by models.
 select node_id, array_agg(distinct source) as sources from llmgw_core.weight where complete and (managed or source like 'file:%') and source is not null group by node_id;
 
+-- name: facts
+-- What the weights of each source of the catalog say of their model, by the first node that has them whole. As text: read when it is new.
+select distinct on (w.source) w.source, w.facts::text as facts
+from (select source, min(node_id) as node_id from llmgw_core.weight
+    where complete and facts is not null and (managed or source like 'file:%') and source in (select source from llmgw_core.model) group by source) f
+join llmgw_core.weight w on w.node_id = f.node_id and w.source = f.source and w.complete and w.facts is not null and (w.managed or w.source like 'file:%')
+order by w.source, w.path;
+
 -- name: models
 -- What the catalog wants.
 select name, source, min_replicas, max_replicas, idle_timeout_s, priority from llmgw_core.model order by name;

@@ -1,0 +1,74 @@
+"""The estimate as a rule: which cards it refuses, with which numbers, and where it keeps silent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller.placement.filters import refusals
+from controller.placement.place import Planner
+from controller.placement.reasons import Code
+from controller.reconcile.fitted import fitted
+from tests.placement import fit_models as m
+from tests.placement.made_fleet import GIB, gpu, model, node, profile, replica
+
+SOURCE = "hf:org/model"
+FACTS = {SOURCE: json.dumps(m.LLAMA_70B_FACTS)}
+
+
+def wanted(facts=FACTS, **more):
+    """A profile of a 70B model in 16 bits, as the snapshot makes it."""
+    spec = {"source": SOURCE, "args": more.pop("args", []), "env": {}}
+    return fitted(profile(spec=spec, **more), facts)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_numbers():
+    (reason,) = refusals(wanted(gpus=1), node(cards=2))
+    assert (reason.code, reason.need, reason.have) == (
+        Code.GPU_FIT, "152.99 GiB", "80 GiB, 80 GiB",
+    )  # fmt: skip
+    assert reason.sentence.startswith("the model does not fit on the cards: need 152.99 GiB")
+    assert refusals(wanted(gpus=2), node(cards=2)) == ()
+
+
+def test_the_engines_arguments_count():
+    assert refusals(wanted(gpus=2, args=["--gpu-memory-utilization", "0.8"]), node(cards=2))
+    assert not refusals(wanted(gpus=2, args=["--cpu-offload-gb", "20"]), node(cards=2))
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"hf:org/other": FACTS[SOURCE]}, {SOURCE: "{}"}, {SOURCE: "[" + "9" * 5000 + "]"}]
+)
+def test_unknown_facts_refuse_nothing(facts):
+    assert wanted(facts, gpus=1).fit_mib is None
+    assert refusals(wanted(facts, gpus=1), node(cards=1)) == ()
+
+
+def test_a_profile_that_says_what_it_needs_is_believed():
+    own = wanted(gpus=1, gpu_memory_mib=70 * GIB)
+    assert own.fit_mib is None
+    assert refusals(own, node(cards=1)) == ()
+    assert wanted(gpus=0).fit_mib is None
+    assert wanted(gpus=1, engine="command").fit_mib is None
+
+
+def test_a_card_of_unknown_size_is_not_promised():
+    (reason,) = refusals(wanted(gpus=1), node(gpus=(gpu(memory_mib=None),)))
+    assert (reason.code, reason.need) == (Code.GPU_MEMORY_UNKNOWN, "152.99 GiB")
+
+
+def test_cards_are_told_apart_by_the_estimate():
+    # Nodes that differ by their cards' memory only: the plan must not take them for alike.
+    small = node("a", gpus=tuple(gpu(i, "a", memory_mib=40 * GIB) for i in range(2)))
+    large = node("b", gpus=tuple(gpu(i, "b", memory_mib=80 * GIB) for i in range(2)))
+    for nodes in ((small, large), (large, small)):
+        asks = model("m", 1, wanted(gpus=2))
+        place, _ = Planner(nodes, [asks], [], seed=1).place(asks, replica(1, "pending"))
+        assert place.shards[0].node_id == "b"
+    # Two profiles that differ by their need only are two demands.
+    less = wanted({SOURCE: json.dumps(m.LLAMA_8B_FACTS)}, gpus=2, name="less")
+    both = model("m", 1, wanted(gpus=2), less)
+    place, refused = Planner((small,), [both], [], seed=1).place(both, replica(1, "pending"))
+    assert place.profile == "less"
+    assert [r.code for r in refused] == ["gpu_fit"]
