@@ -6,6 +6,7 @@ from typing import Final
 
 from controller.api import (
     bodies,
+    capacity,
     devices,
     fabrics,
     fleet,
@@ -72,6 +73,10 @@ ROUTES: Final = (
         "How many replicas a model has", body=bodies.ScaleBody,
     ),
     Route(
+    Route("PUT", "/models/{name}/capacity", capacity.put, capacity.CapacityView,
+          "Keep a measurement of one replica", body=capacity.CapacityBody),
+    Route("GET", "/capacity", capacity.capacity, list[capacity.CapacityView],
+          "How much one replica serves, as last measured", capacity.CapacityQuery),
         "POST", "/catalog", models.apply_catalog, results.Applied,
         "Apply a catalog file, or show what it would change",
         bodies.ApplyQuery, bodies.CatalogBody,

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "model": "models:model",
     "scale": "models:scale",
     "apply": "models:apply",
+    "capacity": "capacity:capacity",
     "replicas": "placement:replicas",
     "explain-placement": "placement:explain_placement",
     "what-if": "what_if:what_if",

@@ -32,7 +32,7 @@ begin
 end $$;
 comment on function llmgw_core.router_report_v2(uuid, jsonb, jsonb) is 'What a router runs on each replica, and what it has waiting and running for each model; of models it does not name it has nothing. A newly wanted model is news to the leader.';
 
-create or replace function llmgw.capacity_put_v1(p_actor text, p_model text, p_measured jsonb) returns void
+create or replace function llmgw.capacity_put_v1(p_actor text, p_model text, p_measured jsonb) returns jsonb
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     named text := p_measured->>'profile';
@@ -52,7 +52,9 @@ begin
             slo = excluded.slo, measured_at = clock_timestamp(), measured_by = excluded.measured_by, replica = excluded.replica;
     perform llmgw_core.audited(p_actor, 'measure', 'model ' || p_model, p_measured);
     perform nextval('llmgw_core.change');
+    return (select jsonb_strip_nulls(to_jsonb(v)) from llmgw.capacity v
+        where v.model = p_model and v.profile = named and v.node_class is not distinct from p_measured->>'node_class');
 end $$;
-comment on function llmgw.capacity_put_v1(text, text, jsonb) is 'Keeps a measurement in place of an older one of the same profile and class of node. LG005: no such model; LG003: no such profile.';
+comment on function llmgw.capacity_put_v1(text, text, jsonb) is 'Keeps a measurement in place of an older one of the same profile and class of node. Answers what is kept. LG005: no such model; LG003: no such profile.';
 
 grant execute on function llmgw_core.router_report_v2(uuid, jsonb, jsonb), llmgw.capacity_put_v1(text, text, jsonb) to llmgw_controller;

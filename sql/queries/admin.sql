@@ -194,6 +194,17 @@ select llmgw.key_revoke_v1($1::text, $2::text);
 -- name: log_target
 -- Whether a node can answer for a log: its state, and whether the shard was ever its own.
 select s.state, s.state_reason,
+-- name: capacity
+-- A page of measurements, of one model where asked.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.model, v.profile, coalesce(v.node_class, '')) as key
+from llmgw.capacity v
+where ($1::jsonb is null or (v.model, v.profile, coalesce(v.node_class, '')) > ($1::jsonb->>0, $1::jsonb->>1, $1::jsonb->>2)) and ($3::text is null or v.model = $3)
+order by v.model, v.profile, coalesce(v.node_class, '') limit $2::int;
+
+-- name: capacity_put
+-- Keeps a measurement, and answers it.
+select llmgw.capacity_put_v1($1::text, $2::text, $3::jsonb);
+
     $2::bigint is null or exists (select 1 from llmgw_core.shard x where x.id = $2 and x.node_id = s.node_id) as has_shard
 from llmgw_core.node_state s where s.node_id = $1::text;
 

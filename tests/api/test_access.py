@@ -11,6 +11,7 @@ from openapi_spec_validator import validate
 
 from controller.api import node_views, views
 from controller.api.access import is_loopback, read_tokens
+from controller.api.capacity import CapacityView
 from controller.api.routes import PREFIX, ROUTES
 from controller.api.server import make_app
 from sql.pool import open_pool
@@ -159,6 +160,7 @@ async def test_the_description_is_valid_and_complete(api, pool):
 VIEWS = {
     "nodes": node_views.NodeView,
     "models": views.ModelView,
+    "capacity": CapacityView,
     "replicas": views.ReplicaView,
     "decisions": views.DecisionView,
     "keys": views.KeyView,

@@ -35,6 +35,7 @@ READS = [
     "events",
     "nvlink",
     "fabrics",
+    "capacity",
 ]
 WRITES = [
     "cordon n1", "uncordon n1", "drain n1", "node enroll n7", "node revoke n2", "keys create k",
