@@ -1,0 +1,237 @@
+"""Requests for models that run on demand: they wait, go on, give up, and tell that they wait."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from controller.router.config import Limits, RouterConfig, Timeouts
+from controller.router.http1 import Request
+from controller.router.server import run_router
+from controller.router.waiting import patience
+from tests.router.test_server import QUERIES, Shelf
+from tests.router.wire import Answer, Wire, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.fake_engine import FakeEngine
+
+
+class House:
+    """A router on a shelf whose model `m` runs on demand and has no replica yet."""
+
+    def __init__(self, nursery: trio.Nursery, engine: FakeEngine) -> None:
+        self.nursery = nursery
+        self.shelf = Shelf(engine)
+        self.replicas, self.shelf.replicas = self.shelf.replicas[:1], []
+        self.shelf.models = [
+            {"name": "m", "aliases": ["short"], "fallbacks": [], "on_demand": True},
+            {"name": "always", "aliases": [], "fallbacks": [], "on_demand": False},
+        ]
+        self.running: Any = None
+        self.hint: Any = None
+        self.wires: list[Wire] = []
+
+    async def start(self, *, limits: dict[str, int] | None = None, **times: float) -> House:
+        hints: list[Any] = []
+
+        async def listen(on_hint: Any, on_reconnect: Any) -> None:
+            hints.append(on_hint)
+            await trio.sleep_forever()
+
+        config = RouterConfig(
+            host="127.0.0.1", port=0, handle_signals=False, limits=Limits(**(limits or {})),
+            timeouts=Timeouts(**{"refresh_s": 30.0, "flush_s": 30.0, **times}),
+        )  # fmt: skip
+        self.running = await self.nursery.start(run_router, config, self.shelf, QUERIES, listen)
+        await until(lambda: self.running.core.table_loaded_at and hints)
+        self.hint = hints[0]
+        return self
+
+    async def ask(self, *, model: str = "m", **more: Any) -> Wire:
+        """Send a chat and do not wait for its answer."""
+        wire = await Wire.open(self.running.port)
+        self.wires.append(wire)
+        headers = more.pop("headers", {})
+        body = {"model": model, "messages": [], **more}
+        await wire.post("/v1/chat/completions", body, **headers)
+        return wire
+
+    async def waiting(self, number: int) -> None:
+        await until(lambda: self.running.core.waiting.waiting("m") == number)
+
+    def ready(self) -> None:
+        """The replica is in the table."""
+        self.shelf.replicas = self.replicas
+        self.hint("")
+
+    def told(self) -> list[list[dict[str, Any]]]:
+        """What was reported of demand."""
+        return [demand for _, _, demand in self.shelf.reports]
+
+    def empty(self) -> bool:
+        room = self.running.core.waiting
+        return room._count == room._bytes == 0 and not room.waiting("m")
+
+
+@pytest.fixture
+async def house(nursery: trio.Nursery, engine: FakeEngine) -> AsyncIterator[House]:
+    async with opened(nursery, engine) as made:
+        yield made
+
+
+@asynccontextmanager
+async def opened(nursery: trio.Nursery, engine: FakeEngine) -> AsyncIterator[House]:
+    made = House(nursery, engine)
+    yield made
+    crashes = made.running.core.reactor.crashes
+    assert made.empty()
+    made.running.stop()
+    for wire in made.wires:
+        wire.close()
+    assert crashes == 0
+
+
+async def answers(*wires: Wire) -> list[Answer]:
+    return [await wire.answer() for wire in wires]
+
+
+async def test_requests_wait_and_go_on_when_a_replica_is_there(house: House) -> None:
+    await house.start()
+    wires = [await house.ask(model=name) for name in ("m", "short", "m")]
+    wires.append(await house.ask(stream=True))
+    await house.waiting(4)
+    assert house.running.core.snapshot()["waiting"] == [["m", 4]]
+    house.ready()
+    found = await answers(*wires)
+    assert [a.status for a in found] == [200] * 4
+    assert found[3].events[-1] == "[DONE]"
+    assert house.running.core.snapshot()["waiting"] in ([], [["m", 0]])
+
+
+async def test_a_wish_is_told_at_once_and_once(house: House) -> None:
+    await house.start()  # its reports come every 30 s
+    await until(lambda: len(house.told()) == 1)
+    began = time.monotonic()
+    first = await house.ask()
+    await until(lambda: len(house.told()) == 2)
+    assert time.monotonic() - began < 2.0
+    (row,) = house.told()[1]
+    assert (row["model"], row["waiting"], row["in_flight"]) == ("m", 1, 0)
+    assert 0 <= row["wanted_age_ms"] < 2000
+    second = await house.ask()
+    await house.waiting(2)
+    assert len(house.told()) == 2
+    house.ready()
+    await answers(first, second)
+    reporter_rows = house.running.core.waiting.wanted()
+    assert reporter_rows == {}  # served: nobody was left unserved
+
+
+async def test_D19_a_caller_that_leaves_frees_its_place_and_the_wish_stays(house: House) -> None:
+    await house.start(flush_s=0.02)
+    wire = await house.ask()
+    await house.waiting(1)
+    wire.close()
+    await house.waiting(0)
+    await until(lambda: house.shelf.written)
+    assert house.shelf.written[0]["status"] == "client_closed"
+    assert house.empty()
+    told = len(house.told())
+    await until(lambda: len(house.told()) > told + 1)
+    (row,) = house.told()[-1]
+    assert (row["waiting"], row["in_flight"]) == (0, 0)
+    assert row["wanted_age_ms"] is not None
+
+
+async def test_who_waits_too_long_is_told_when_to_come_back(house: House) -> None:
+    await house.start(wake_s=0.2)
+    late = await (await house.ask()).answer()
+    assert (late.status, late.code) == (503, "model_is_starting")
+    assert late.headers["retry-after"] == "10"
+    assert house.running.core.waiting.wanted()["m"] < 5  # and the start goes on
+    house.ready()
+    await until(lambda: house.running.core.fleet.serves("m"))
+    assert (await (await house.ask()).answer()).status == 200
+
+
+async def test_the_client_may_wait_for_less(house: House) -> None:
+    await house.start()
+    began = time.monotonic()
+    answer = await (await house.ask(headers={"x_llmgw_wait": "0.1"})).answer()
+    assert (answer.status, answer.code) == (503, "model_is_starting")
+    assert time.monotonic() - began < 2.0
+    answer = await (await house.ask(headers={"x_llmgw_wait": "soon"})).answer()
+    assert (answer.status, answer.code) == (400, "invalid_wait")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(b"3", 3), (b"0", 0), (b"900", 120), (b"inf", 120), (b"-1", None), (b"nan", None),
+     (b"", None)],
+)  # fmt: skip
+def test_patience(value: bytes, seconds: float | None) -> None:
+    request = Request()
+    assert patience(request, 120.0) == 120.0
+    request.headers = [(b"x-llmgw-wait", value)]
+    assert patience(request, 120.0) == seconds
+
+
+@pytest.mark.parametrize("limits", [{"waiting": 2}, {"waiting_bytes": 80}])
+async def test_the_room_is_bounded(house: House, limits: dict[str, int]) -> None:
+    await house.start(limits=limits)
+    wires = [await house.ask(), await house.ask()]
+    await house.waiting(2)
+    full = await (await house.ask()).answer()
+    assert (full.status, full.code) == (503, "waiting_room_full")
+    assert full.headers["retry-after"] == "5"
+    wires[0].close()
+    await house.waiting(1)
+    wires[0] = await house.ask()
+    await house.waiting(2)
+    house.ready()
+    assert [a.status for a in await answers(*wires)] == [200, 200]
+
+
+async def test_a_model_that_always_runs_is_refused_at_once(house: House) -> None:
+    await house.start()
+    answer = await (await house.ask(model="always")).answer()
+    assert (answer.status, answer.code) == (503, "no_ready_replica")
+
+
+async def test_a_model_that_leaves_the_catalog_lets_nobody_wait(house: House) -> None:
+    await house.start()
+    wire = await house.ask()
+    await house.waiting(1)
+    house.shelf.models = house.shelf.models[1:]
+    house.hint("")
+    assert (await wire.answer()).code == "no_ready_replica"
+
+
+async def test_D16_a_request_that_finds_its_replica_draining_waits_for_the_next(
+    house: House,
+) -> None:
+    await house.start()
+    house.ready()
+    await until(lambda: house.running.core.fleet.serves("m"))
+    house.shelf.replicas = [{**house.replicas[0], "state": "draining"}]
+    house.hint("")
+    await until(lambda: not house.running.core.fleet.serves("m"))
+    wire = await house.ask()
+    await house.waiting(1)
+    house.ready()
+    assert (await wire.answer()).status == 200
+
+
+async def test_the_end_of_the_router_is_told_to_who_waits(house: House) -> None:
+    await house.start(drain_s=0.1)
+    wire = await house.ask()
+    await house.waiting(1)
+    house.running.stop()
+    answer = await wire.answer()
+    assert (answer.status, answer.code) == (503, "shutting_down")
