@@ -76,28 +76,46 @@ def cpu_flags(profile: Profile, node: Node) -> Reason | None:
     return Reason(Code.CPU_FLAG_MISSING, need, ", ".join(missing)) if missing else None
 
 
+def must_install(profile: Profile, node: Node) -> bool:
+    """The profile names a version of its engine that the node has not."""
+    if profile.engine == ANY_ENGINE or profile.engine_version is None:
+        return False
+    return profile.engine_version not in (node.engines or {}).get(profile.engine, ())
+
+
+def may_install(profile: Profile, node: Node) -> bool:
+    """The agent may install what the profile names; without a version there is nothing to name."""
+    return profile.engine_version is not None and profile.engine in node.provisions
+
+
 def engine(profile: Profile, node: Node) -> Reason | None:
-    """The engine is installed, whatever its version."""
+    """The engine is installed, whatever its version, or the agent may install it."""
     if profile.engine == ANY_ENGINE:
         return None
     if node.engines is None:
         return Reason(Code.ENGINES_UNKNOWN, profile.engine)
-    if profile.engine in node.engines:
+    if profile.engine in node.engines or may_install(profile, node):
         return None
-    return Reason(Code.ENGINE_MISSING, profile.engine, ", ".join(sorted(node.engines)) or "none")
+    have = ", ".join(sorted(node.engines)) or "none"
+    if profile.engine in node.provisions:
+        have += "; the node would install a version that the profile names"
+    return Reason(Code.ENGINE_MISSING, profile.engine, have)
 
 
 def engine_version(profile: Profile, node: Node) -> Reason | None:
-    """The wanted version of the engine is among those installed."""
-    if profile.engine_version is None or node.engines is None or profile.engine == ANY_ENGINE:
+    """The wanted version of the engine is installed, or the agent may install it and can."""
+    version = profile.engine_version
+    if version is None or node.engines is None or not must_install(profile, node):
         return None
+    need = f"{profile.engine} {version}"
+    failed = node.engine_failures.get((profile.engine, version))
+    if failed is not None:
+        return Reason(Code.ENGINE_FAILED, need, failed or "no cause reported")
     installed = node.engines.get(profile.engine)
-    if installed is None or profile.engine_version in installed:
+    if installed is None or may_install(profile, node):
         return None
     have = ", ".join(version or "unknown" for version in sorted(installed))
-    return Reason(
-        Code.ENGINE_VERSION, f"{profile.engine} {profile.engine_version}", have or "unknown"
-    )
+    return Reason(Code.ENGINE_VERSION, need, have or "unknown")
 
 
 def cpus(profile: Profile, node: Node) -> Reason | None:

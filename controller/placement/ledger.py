@@ -152,6 +152,8 @@ class Ledger:
             node.arch,
             node.cpu_flags,
             None if engines is None else tuple(sorted(engines.items())),
+            node.provisions,
+            frozenset(node.engine_failures),
             _free_step(steps.cpus, node.cpus, node.cpus_claimed - CORES_SLACK),
             _free_step(steps.memory_mib, node.memory_mib, node.memory_claimed_mib),
             tuple(sorted(self._card(gpu) for gpu in node.gpus)),

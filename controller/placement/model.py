@@ -72,6 +72,10 @@ class Node:
     ports_taken: frozenset[int] = frozenset()
     engines: Mapping[str, tuple[str, ...]] | None = None
     """Engine name -> installed versions ("" where the version is unknown)."""
+    provisions: frozenset[str] = frozenset()
+    """Engines that the agent may install when a profile names their version."""
+    engine_failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """(engine, version) that the agent could not install and does not try again yet -> why."""
     sources_on_disk: frozenset[str] = frozenset()
     mgmt_addr: str | None = None
     shards_live: int = 0

@@ -26,6 +26,7 @@ class Code(StrEnum):
     CPU_FLAGS_UNKNOWN = "cpu_flags_unknown"
     ENGINE_MISSING = "engine_missing"
     ENGINE_VERSION = "engine_version"
+    ENGINE_FAILED = "engine_failed"
     ENGINES_UNKNOWN = "engines_unknown"
     GPU_CLASS = "gpu_class"
     GPU_COUNT = "gpu_count"
@@ -69,6 +70,7 @@ SENTENCES: Final[dict[str, str]] = {
     Code.CPU_FLAGS_UNKNOWN: "the processor's flags are unknown: need {need}",
     Code.ENGINE_MISSING: "the engine is not installed: need {need}, have {have}",
     Code.ENGINE_VERSION: "another version of the engine is installed: need {need}, have {have}",
+    Code.ENGINE_FAILED: "the engine could not be installed: need {need}: {have}",
     Code.ENGINES_UNKNOWN: "the node has not reported its engines: need {need}",
     Code.GPU_CLASS: "no card of the wanted class: need {need}, have {have}",
     Code.GPU_COUNT: "too few cards: need {need}, have {have}",
@@ -119,6 +121,7 @@ PHRASES: Final[dict[str, str]] = {
     Code.CPU_FLAGS_UNKNOWN: "have unknown processor flags",
     Code.ENGINE_MISSING: "lack the engine",
     Code.ENGINE_VERSION: "have another version of the engine",
+    Code.ENGINE_FAILED: "could not install the engine",
     Code.ENGINES_UNKNOWN: "have not reported their engines",
     Code.GPU_CLASS: "have no card of the class",
     Code.GPU_COUNT: "have too few cards",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from controller.placement.cards import usable
+from controller.placement.filters import must_install
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,8 @@ WHOLE: Final = 20.0
 """An empty node stays empty for whoever needs a whole one."""
 PACKING: Final = 10.0
 """Among nodes in use, the one that is left with the least."""
+INSTALL: Final = -45.0
+"""A node that must install the engine first takes minutes and may fail: more than a download."""
 ELSEWHERE: Final = -60.0
 """After repeated failures on a node, another one is worth even a download."""
 
@@ -66,6 +69,11 @@ class Liking:
 
 def base(profile: Profile, node: Node) -> dict[str, float]:
     """Points by name that depend on the node alone; the node has passed all filters."""
+    parts = _of_use(profile, node)
+    return parts | {"engine": INSTALL} if must_install(profile, node) else parts
+
+
+def _of_use(profile: Profile, node: Node) -> dict[str, float]:
     if profile.gpus > 0:
         return _with_cards(profile, node)
     return {

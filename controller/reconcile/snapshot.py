@@ -97,15 +97,20 @@ def build(
     notes: list[str] = []
     cards = _cards(tables["gpus"], {} if kept is None else kept, notes)
     engines: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
+    failures: defaultdict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for row in tables["engines"]:
-        engines[row["node_id"]][row["engine"]] = tuple(row["versions"])
+        if row["versions"]:
+            engines[row["node_id"]][row["engine"]] = tuple(row["versions"])
+        for version, error in (row["failures"] or {}).items():
+            failures[row["node_id"]][row["engine"], version] = error
     sources = {row["node_id"]: frozenset(row["sources"]) for row in tables["weights"]}
-    nodes = _each(
-        tables["nodes"],
-        lambda r: _node(r, cards[r["id"]], engines[r["id"]], sources.get(r["id"], frozenset())),
-        "node",
-        notes,
-    )
+
+    def node_of(row: Row) -> Node:
+        found = row["id"]
+        on_disk = sources.get(found, frozenset())
+        return _node(row, cards[found], engines[found], failures[found], on_disk)
+
+    nodes = _each(tables["nodes"], node_of, "node", notes)
     numbers = _numbers(tables["settings"])
     where = {row["name"]: row["source"] for row in tables["models"]}
     facts = {row["source"]: row["facts"] for row in tables.get("facts", ())}
@@ -229,9 +234,13 @@ def _gpu(row: Row) -> Gpu:
 
 
 def _node(
-    row: Row, cards: list[Gpu], engines: dict[str, tuple[str, ...]], sources: frozenset[str]
+    row: Row,
+    cards: list[Gpu],
+    engines: dict[str, tuple[str, ...]],
+    failures: dict[tuple[str, str], str],
+    sources: frozenset[str],
 ) -> Node:
-    flags = row["cpu_flags"]
+    flags, provisions = row["cpu_flags"], row["provisions"]
     made = Node(
         id=row["id"],
         state=row["state"],
@@ -248,6 +257,8 @@ def _node(
         ports=(int(row["port_first"]), int(row["port_last"])),
         ports_taken=frozenset(row["ports"] or ()),
         engines=engines if row["reported"] else None,
+        provisions=frozenset(provisions) if isinstance(provisions, list) else frozenset(),
+        engine_failures=failures,
         sources_on_disk=sources,
         mgmt_addr=row["mgmt_addr"],
         shards_live=row["shards"] or 0,

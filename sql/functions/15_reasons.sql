@@ -12,6 +12,7 @@ insert into llmgw_core.reason (code, sentence) values
     ('cpu_flags_unknown', 'the processor''s flags are unknown: need {need}'),
     ('engine_missing', 'the engine is not installed: need {need}, have {have}'),
     ('engine_version', 'another version of the engine is installed: need {need}, have {have}'),
+    ('engine_failed', 'the engine could not be installed: need {need}: {have}'),
     ('engines_unknown', 'the node has not reported its engines: need {need}'),
     ('gpu_class', 'no card of the wanted class: need {need}, have {have}'),
     ('gpu_count', 'too few cards: need {need}, have {have}'),

@@ -19,7 +19,7 @@ select n.id, s.state, s.state_reason, n.alloc_gen, n.labels, n.arch, n.cpu_flags
     c.cpus, c.memory_mib, c.ports, c.shards, c.models,
     case when n.nvlink_state = 'joined' then n.nvlink_domain end as nvlink_domain, n.nvlink_reason,
     case when n.imex is not null then coalesce(n.imex->>'state' = 'READY' and n.imex_channels > 0, false) end as imex_ready,
-    f.fabrics
+    f.fabrics, n.machine->'provision' as provisions
 from llmgw_core.node n
 join llmgw_core.node_state s on s.node_id = n.id
 left join (
@@ -49,9 +49,10 @@ where not g.partitioned and g.index is not null
 order by g.node_id, g.index;
 
 -- name: engines
--- Usable engines of each node.
-select node_id, engine, array_agg(version order by version) as versions
-from llmgw_core.engine where state = 'installed' group by node_id, engine;
+-- Usable engines of each node, and versions that its agent could not install (those that it found broken have a path).
+select node_id, engine, array_agg(version order by version) filter (where state = 'installed') as versions,
+    jsonb_object_agg(version, left(split_part(coalesce(error, ''), E'\n', 1), 300)) filter (where state = 'failed' and path = '') as failures
+from llmgw_core.engine where state = 'installed' or (state = 'failed' and path = '') group by node_id, engine;
 
 -- name: weights
 -- Sources that lie whole on a node's disk, where the agent uses them: its downloads, and files named by models.

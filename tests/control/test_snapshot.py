@@ -15,7 +15,7 @@ NODE = {
     "arch": "x86_64", "cpu_flags": ["avx2"], "cpus_effective": 8.0, "memory_effective_mib": 1024,
     "port_first": 20000, "port_last": 20009, "mgmt_addr": "10.0.0.1", "reported": True,
     "cpus": 2.0, "memory_mib": 100, "ports": [20001], "shards": 1, "models": ["m"],
-    "nvlink_domain": "u.1", "nvlink_reason": None, "imex_ready": True,
+    "nvlink_domain": "u.1", "nvlink_reason": None, "imex_ready": True, "provisions": ["vllm"],
     "fabrics": {"ib:01": {"hcas": ["mlx5_0:1"], "names": ["a"]}},
 }  # fmt: skip
 GPU = {
@@ -57,7 +57,10 @@ TABLES = {
                  {"name": "silent_share_max", "value": 0.5}, {"name": "unheard_of", "value": 1.0}],
     "nodes": [NODE],
     "gpus": [GPU],
-    "engines": [{"node_id": "n", "engine": "vllm", "versions": ["1", "2"]}],
+    "engines": [
+        {"node_id": "n", "engine": "vllm", "versions": ["1", "2"], "failures": {"3": "no luck"}},
+        {"node_id": "n", "engine": "sglang", "versions": None, "failures": {"4": "no space"}},
+    ],
     "weights": [{"node_id": "n", "sources": ["hf:a/b"]}],
     "models": [MODEL],
     "demand": [DEMAND],
@@ -98,6 +101,8 @@ def test_every_field_finds_its_place():
     assert (node.cpus, node.cpus_claimed) == (8.0, 2.0)
     assert (node.memory_mib, node.memory_claimed_mib) == (1024, 100)
     assert (node.ports, node.ports_taken, node.shards_live) == ((20000, 20009), {20001}, 1)
+    assert node.provisions == {"vllm"}
+    assert node.engine_failures == {("vllm", "3"): "no luck", ("sglang", "4"): "no space"}
     assert (node.engines, node.sources_on_disk) == ({"vllm": ("1", "2")}, {"hf:a/b"})
     assert node.mgmt_addr == "10.0.0.1"
     assert (node.models, node.nvlink_domain, node.imex_ready) == ({"m"}, "u.1", True)

@@ -153,3 +153,32 @@ def test_replicas_that_may_not_share_a_node_do_not_within_one_plan():
     assert third is None
     wanted = model("m", 1, profile(exclude_nodes=frozenset({"n1"})))
     assert nodes_of(planned(fleet, wanted)) == ["n2"]
+
+
+def test_a_node_that_has_the_engine_is_preferred_to_one_that_must_install_it():
+    may = frozenset({"vllm"})
+    wanted = model("m", 1, profile(engine_version="0.33.0"), source="hf:a/b")
+    has = node("n1", engines={"vllm": ("0.33.0",)}, provisions=may)
+    lacks = node("n2", provisions=may, sources_on_disk=frozenset({"hf:a/b"}))
+    for nodes in ([has, lacks], [lacks, has]):
+        (place,) = planned(nodes, wanted)
+        assert place.shards[0].node_id == "n1"
+        assert "engine" not in place.score
+    (place,) = planned([lacks], wanted)
+    assert place.score["engine"] == -45
+    planner = Planner([node("n3"), lacks], [wanted], [], 0)
+    assert planner.place(wanted, replica(1, "pending"))[0].shards[0].node_id == "n2"
+
+
+def test_a_version_that_failed_on_one_node_is_placed_on_another():
+    may, why = frozenset({"vllm"}), {("vllm", "0.33.0"): "no luck"}
+    wanted = model("m", 1, profile(engine_version="0.33.0"))
+    bad = node("n1", provisions=may, engine_failures=why)
+    planner = Planner([bad], [wanted], [], 0)
+    place, refused = planner.place(wanted, replica(1, "pending"))
+    assert place is None
+    assert [(r.code, r.reason) for r in refused] == [
+        ("engine_failed", "the engine could not be installed: need vllm 0.33.0: no luck")
+    ]
+    (place,) = planned([bad, node("n2", provisions=may)], wanted)
+    assert place.shards[0].node_id == "n2"
