@@ -53,6 +53,7 @@ class ExplainQuery(Strict):
     """Which model."""
 
     model: str = Field(min_length=1)
+    scores: bool = Field(False, description="points of what was chosen and of what could be now")
 
 
 class LogsQuery(Strict):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from controller.api import scores
 from controller.api.bodies import BIGGEST
 from controller.api.errors import ApiError
 from controller.api.paging import Page, PageQuery, page
+from sql import queries
 
 if TYPE_CHECKING:
     from controller.api.call import Call
@@ -56,7 +58,15 @@ async def explain(call: Call) -> Any:
             404,
             f"there is no model {call.query.model} in the catalog: llmgwctl models lists them",
         )
+    if call.query.scores:
+        found["scores"] = [*await _chosen(call), *await scores.now(call.pool, call.query.model)]
     return found
+
+
+async def _chosen(call: Call) -> list[Any]:
+    """What decisions kept of the choice for each live replica."""
+    rows = await call.pool.fetch(queries("admin")["chosen_scores"], call.query.model)
+    return [row["row"] for row in rows]
 
 
 async def decisions(call: Call) -> Page:

@@ -102,6 +102,17 @@ class RejectionView(Answer):
     have: str | None = None
 
 
+class ScoreView(Answer):
+    """Points of a node, which add up: of the choice for a replica, else as a candidate now."""
+
+    node: str
+    profile: str | None = None
+    total: float
+    parts: dict[str, float]
+    replica: int | None = None
+    at: str | None = None
+
+
 class ExplainView(Answer):
     """The latest attempt to place a model; outcome tells satisfied from never attempted."""
 
@@ -113,6 +124,7 @@ class ExplainView(Answer):
     refused: int
     main_reason: str | None = None
     rejections: list[RejectionView] | None = None
+    scores: list[ScoreView] | None = None
 
 
 class DecisionView(Answer):

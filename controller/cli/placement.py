@@ -11,10 +11,13 @@ from controller.cli.output import lines
 from controller.cli.words import age, on_nodes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from controller.cli.session import Session
 
 REPLICA_COLUMNS = ("REPLICA", "MODEL", "STATE", "POOL", "NODES", "AGE", "IDLE", "ENDPOINT")
 EXPLAIN_COLUMNS = ("PROFILE", "POOL", "NODE", "REASON")
+SCORE_COLUMNS = ("NODE", "PROFILE", "POINTS", "PARTS")
 DECISION_COLUMNS = ("AT", "KIND", "MODEL", "REPLICA", "NODE", "REASON")
 _OUTCOMES = {
     "could not be placed": "could not be placed; every candidate and why:",
@@ -52,10 +55,14 @@ def _replicas_text(session: Session, found: list[dict[str, Any]]) -> str:
 
 @click.command("explain-placement")
 @click.argument("model")
+@click.option(
+    "--scores", is_flag=True, help="Points of what was chosen, and of nodes that fit now."
+)
 @click.pass_obj
-def explain_placement(session: Session, model: str) -> None:
+def explain_placement(session: Session, model: str, *, scores: bool) -> None:
     """Why a model is placed, or is not: every candidate of the latest attempt."""
-    found = session.client.get("/explain-placement", model=model)
+    asked = "true" if scores else None
+    found = session.client.get("/explain-placement", model=model, scores=asked)
     rows = [
         (r["profile"], r.get("pool"), r.get("node"), r["reason"])
         for r in found.get("rejections", [])
@@ -65,9 +72,30 @@ def explain_placement(session: Session, model: str) -> None:
     session.out.show(
         found,
         lambda: lines(
-            f"{model}{at}: {outcome}", session.out.table(EXPLAIN_COLUMNS, rows) if rows else ""
+            f"{model}{at}: {outcome}",
+            session.out.table(EXPLAIN_COLUMNS, rows) if rows else "",
+            *(_scores_text(session, found["scores"]) if scores else ()),
         ),
     )
+
+
+def _scores_text(session: Session, rows: list[dict[str, Any]]) -> Iterable[str]:
+    chosen = [row for row in rows if "replica" in row]
+    now = [row for row in rows if "replica" not in row]
+    if chosen:
+        yield "chosen, the latest first:"
+        yield session.out.table(
+            ("REPLICA", "AT", *SCORE_COLUMNS),
+            ((r["replica"], r["at"], *_points(r)) for r in chosen),
+        )
+    yield "one more replica now, best first:" if now else "No node fits one more replica now."
+    if now:
+        yield session.out.table(SCORE_COLUMNS, (_points(r) for r in now))
+
+
+def _points(row: dict[str, Any]) -> tuple[object, ...]:
+    parts = ", ".join(f"{name} {points:g}" for name, points in row["parts"].items())
+    return row["node"], row.get("profile"), f"{row['total']:g}", parts
 
 
 @click.command()

@@ -134,6 +134,17 @@ select jsonb_strip_nulls(to_jsonb(p) || jsonb_build_object('placed', coalesce(p.
     (select jsonb_agg(to_jsonb(r) - 'model' - 'at') from llmgw.rejections r where r.model = p.model))) as row
 from llmgw.placements p where p.model = $1::text;
 
+-- name: chosen_scores
+-- Points of the node that was chosen for each live replica of a model, those placed last first.
+select jsonb_strip_nulls(jsonb_build_object('replica', r.id, 'at', d.at, 'node', d.node_id, 'profile', d.detail->>'profile',
+    'parts', d.detail->'score', 'total', (select round(sum(p.value::numeric), 3) from jsonb_each_text(d.detail->'score') p))) as row
+from llmgw_core.replica r cross join lateral (
+    select x.at, x.node_id, x.detail from llmgw_core.decision x
+    where x.model = r.model and x.at >= r.created_at and x.kind = 'place' and x.replica_id = r.id
+    order by x.at desc limit 1) d
+where r.model = $1::text and r.state in ('starting', 'ready', 'draining') and jsonb_typeof(d.detail->'score') = 'object'
+order by d.at desc, r.id limit 10;
+
 -- name: term
 -- The term of whoever leads the tick, or led it last: what settles its ties.
 select max(l.term) from llmgw_core.lease l where l.name = 'tick';

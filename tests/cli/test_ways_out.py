@@ -41,7 +41,7 @@ WRITES = [
     "cordon n1", "uncordon n1", "drain n1", "node enroll n7", "node revoke n2", "keys create k",
     "scale tiny --min 2",
     "gpu mark n1 1 unhealthy --reason fan",
-    "replace tiny", "replace 1 --cancel",
+    "replace tiny", "replace 1 --cancel", "what-if --scale tiny=2",
     "model remove tiny", "drain n3 --wait --timeout 1s",
 ]  # fmt: skip
 REFUSED = {
@@ -50,6 +50,8 @@ REFUSED = {
     "drain nope --wait": 1,
     "scale nope --min 1": 1,
     "replace nope": 1,
+    "what-if --drain nope": 1,
+    "what-if --scale tiny": 2,
     "replace 99": 1,
     "replace": 2,
     "scale tiny --min 3 --max 1": 1,

@@ -1,0 +1,56 @@
+"""Nodes that could take one more replica of a model now, with the points of each. Pure.
+
+What a plan keeps is the node that it chose; this is for people who ask what the others had. Called
+by the admin API with a live snapshot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from controller.placement import filters, score
+from controller.placement.place import OCCUPYING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from controller.placement.model import Model, Snapshot
+
+MOST: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that passes all rules of the profile, and its points by name."""
+
+    profile: str
+    node: str
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """All points; the highest is chosen, ties by seed."""
+        return sum(self.parts.values())
+
+
+def candidates(snapshot: Snapshot, model: Model) -> list[Candidate]:
+    """The best nodes by the first profile that fits any, best first; [] when none does.
+
+    For a replica over several nodes: the nodes that could take a shard, each by itself.
+    """
+    hosts: dict[str, int] = {}
+    for replica in snapshot.replicas:
+        if replica.model == model.name and replica.state in OCCUPYING:
+            for node_id in {shard.node_id for shard in replica.shards}:
+                hosts[node_id] = hosts.get(node_id, 0) + 1
+    liking = score.Liking(model.source, hosts)
+    for profile in model.profiles:
+        found = [
+            Candidate(profile.name, node.id, score.base(profile, node) | liking.parts(node))
+            for node in snapshot.nodes
+            if not filters.refusals(profile, node)
+        ]
+        if found:
+            return sorted(found, key=lambda c: (-c.total, c.node))[:MOST]
+    return []
