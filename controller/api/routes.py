@@ -9,6 +9,7 @@ from controller.api import (
     capacity,
     devices,
     fabrics,
+    fit,
     fleet,
     keys,
     logs,
@@ -97,6 +98,10 @@ ROUTES: Final = (
     Route(
         "GET", "/explain-placement", placement.explain, views.ExplainView,
         "Why a model is or is not placed", bodies.ExplainQuery,
+    ),
+    Route(
+        "GET", "/fit", fit.fit, fit.FitView,
+        "What a model needs of each card, line by line, and whether it fits", fit.FitQuery,
     ),
     Route(
         "GET", "/decisions", placement.decisions, list[views.DecisionView],

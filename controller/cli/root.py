@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "explain-placement": "placement:explain_placement",
     "what-if": "what_if:what_if",
     "replace": "replace:replace",
+    "fit": "fit:fit",
     "decisions": "placement:decisions",
     "weights": "fleet:weights",
     "fabrics": "fabrics:fabrics",

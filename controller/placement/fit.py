@@ -66,8 +66,6 @@ def estimate(
     asked = ask(engine, args, env or {}, gpus, shards)
     if asked.unclear:
         return Estimate(card_mib=card_mib, missing=asked.unclear, notes=asked.notes)
-    if not document:
-        return Estimate(card_mib=card_mib, missing=("any report of the weights",))
     facts = fit_facts.read(document)
     if missing := _missing(facts, asked, card_mib):
         return Estimate(card_mib=card_mib, missing=missing, notes=asked.notes)

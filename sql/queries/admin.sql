@@ -157,6 +157,21 @@ select p.name, p.labels from llmgw_core.pool p;
 -- Marks replicas to be replaced, or takes the marks back.
 select llmgw.replace_v1($1::text, $2::text, $3::bigint, $4::boolean, $5::boolean, $6::boolean);
 
+-- name: fit
+-- What an estimate of a model's memory is made of: its profiles, what its weights say where a node has them (whole ones first), and the cards.
+select jsonb_build_object('model', m.name, 'source', m.source,
+    'profiles', (select coalesce(jsonb_agg(jsonb_build_object('name', p.name, 'engine', p.engine, 'args', p.args, 'env', p.env, 'gpus', p.gpus,
+        'shards', p.shards, 'gpu_class', p.gpu_class, 'gpu_memory_mib', p.gpu_memory_mib) order by p.position), '[]')
+        from llmgw_core.profile p where p.model = m.name),
+    'weights', (select to_jsonb(x) from (
+        select w.node_id as node, w.path, w.bytes, w.complete, w.reason, w.facts, w.complete and w.facts is not null as usable
+        from llmgw_core.weight w where w.source = m.source and (w.managed or w.source like 'file:%')
+        order by usable desc, w.node_id, w.path limit 1) x),
+    'cards', (select coalesce(jsonb_agg(jsonb_build_object('class', c.class, 'mib', c.mib, 'count', c.cards) order by c.class), '[]') from (
+        select g.class, min(g.memory_mib) as mib, count(*)::int as cards from llmgw_core.gpu g
+        where not g.partitioned and g.index is not null and g.missing_since is null group by g.class) c))
+from llmgw_core.model_name n join llmgw_core.model m on m.name = n.model where n.name = $1::text;
+
 -- name: node_set_intent
 -- The operator's word on a node.
 select llmgw.set_node_intent($1::text, $2::text, $3::text, $4::text);

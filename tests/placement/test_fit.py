@@ -173,8 +173,6 @@ def test_llama_cpp_fits_what_is_asked_for():
 
 
 UNKNOWN = [
-    (None, "vllm", (), 1, "any report of the weights"),
-    ({}, "vllm", (), 1, "any report of the weights"),
     (m.LLAMA_8B_FACTS | {"tensor_bytes": None}, "vllm", (), 1, "tensor_bytes"),
     (m.LLAMA_8B_FACTS | {"hidden_size": -1}, "vllm", (), 1, "hidden_size"),
     (m.LLAMA_8B_FACTS | {"max_length": True}, "vllm", (), 1, "max_length"),
@@ -201,7 +199,7 @@ def test_what_nobody_knows_is_unknown_and_never_zero(facts, engine, args, gpus, 
 
 
 def test_all_missing_facts_are_told_at_once():
-    found = estimate({"layers": 3}, engine="vllm", card_mib=H100)
-    assert found.missing == (
-        "tensor_bytes", "attention.kv_values_full", "hidden_size", "max_length",
-    )  # fmt: skip
+    known = ("tensor_bytes", "attention.kv_values_full", "hidden_size", "max_length")
+    assert estimate({"layers": 3}, engine="vllm", card_mib=H100).missing == known
+    for nothing in (None, {}, [], "x"):
+        assert set(estimate(nothing, engine="vllm").missing) == {*known, "layers"}
