@@ -73,11 +73,16 @@ async def _models(call: Call, definitions: Sequence[Definition]) -> Any:
     check(catalog, known)
     rows = await call.pool.fetch(queries("admin")["pool_labels"])
     labels = {row["name"]: row["labels"] for row in rows}
-    return partial(_planned, definitions, labels)
+    sources = sorted({model.source for model in definitions})
+    facts = await call.pool.fetch(queries("admin")["facts_of"], sources)
+    return partial(_planned, definitions, labels, facts)
 
 
 def _planned(
-    definitions: Sequence[Definition], labels: dict[str, Any], settings: Settings
+    definitions: Sequence[Definition],
+    labels: dict[str, Any],
+    facts: Sequence[Any],
+    settings: Settings,
 ) -> tuple[Model, ...]:
     """The same as the snapshot makes of what is in the catalog."""
     documents = [definition.document() for definition in definitions]
@@ -88,7 +93,7 @@ def _planned(
     tables: dict[str, list[Any]] = {name: [] for name in snapshot.TABLES}
     deadline = {"name": "start_deadline", "value": settings.start_deadline_s}
     made, notes = snapshot.build(
-        tables | {"settings": [deadline], "models": documents, "profiles": profiles}
+        tables | {"settings": [deadline], "facts": facts, "models": documents, "profiles": profiles}
     )
     assert not notes, notes
     return made.models

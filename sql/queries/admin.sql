@@ -149,6 +149,11 @@ order by d.at desc, r.id limit 10;
 -- The term of whoever leads the tick, or led it last: what settles its ties.
 select max(l.term) from llmgw_core.lease l where l.name = 'tick';
 
+-- name: facts_of
+-- What the weights of these sources say of their models, where some node holds them whole.
+select distinct on (w.source) w.source, w.facts::text as facts from llmgw_core.weight w
+where w.source = any ($1::text[]) and w.complete and w.facts is not null order by w.source, w.node_id;
+
 -- name: pool_labels
 -- Labels of each pool.
 select p.name, p.labels from llmgw_core.pool p;

@@ -147,6 +147,31 @@ def test_D11_drain_of_a_node_under_traffic(cluster: Cluster, said: Any) -> None:
     cluster.remove("moved")
 
 
+def test_an_edited_profile_takes_hold_by_replace_under_traffic(cluster: Cluster, said: Any) -> None:
+    cluster.model("renewed")
+    cluster.serving("renewed")
+    old = cluster.shard("renewed")
+    with cluster.traffic("renewed") as traffic:
+        cluster.model("renewed", args=["-c", "2048", "-np", "2", "-t", "1"])
+        stale = "select stale from llmgw.replicas where id = %s"
+        assert cluster.row(stale, old.replica) == (True,)
+        imagined = json.loads(cluster.say("what-if", "--drain", old.node, "--json").stdout)
+        assert [move["replica"] for move in imagined["moves"]] == [old.replica]
+        assert cluster.shard("renewed").pid == old.pid, "an edit alone restarts nothing"
+        begun = time.monotonic()
+        done = cluster.say("replace", "renewed", "--stale", "--wait", "--timeout", "60s")
+        replace_s = time.monotonic() - begun
+        assert done.returncode == 0, done.stderr
+        cluster.serving("renewed")
+        new = cluster.shard("renewed")
+        assert new.replica != old.replica
+        assert cluster.row(stale, new.replica) == (False,)
+    traffic.all_answered(20)
+    said(replace_s=replace_s, requests=len(traffic.sent))
+    nothing_is_left(cluster, old)
+    cluster.remove("renewed")
+
+
 def replacements_came_first(cluster: Cluster, model: str) -> None:
     """After no commit were fewer replicas ready than wanted, from the time when all were."""
     query = (
