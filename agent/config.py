@@ -122,11 +122,6 @@ class AgentSettings(BaseModel):
         description="engines that the agent may install; LLMGW_PROVISION=vllm,llamacpp names them",
     )
 
-    @field_validator("provision", mode="before")
-    @classmethod
-    def _engines(cls, value: Any) -> Any:
-        return {"engines": value} if isinstance(value, str) else value
-
     @field_validator("weights_reserve", "engine_log_size", mode="before")
     @classmethod
     def _size(cls, value: Any) -> Any:
@@ -230,7 +225,9 @@ def load(path: Path | None = None, flags: dict[str, Any] | None = None) -> Agent
     names = set(AgentSettings.model_fields) - {"database"}
     for name in names:
         value = os.environ.get(f"LLMGW_{name.upper()}")
-        if value is not None:
+        if value is not None and name == "provision":
+            found[name] = {**found.get(name, {}), "engines": value}
+        elif value is not None:
             found[name] = value
     if url := url_from_environment():
         found["database"] = {**found.get("database", {}), "url": url}
