@@ -65,7 +65,7 @@ async def explain(call: Call) -> Any:
 
 async def _chosen(call: Call) -> list[Any]:
     """What decisions kept of the choice for each live replica."""
-    rows = await call.pool.fetch(queries("admin")["chosen_scores"], call.query.model)
+    rows = await call.pool.fetch(queries("placement")["chosen_scores"], call.query.model)
     return [row["row"] for row in rows]
 
 

@@ -38,7 +38,7 @@ async def ask(call: Call) -> Any:
     seen = await snapshot.read(call.pool)
     seed = body.seed
     if seed is None:
-        seed = await call.value("term") or 0
+        seed = await call.pool.fetchval(queries("placement")["term"]) or 0
     known = () if models is None else models(seen.snapshot.settings)
     added = [AddNodes(n.count, n.gpus, n.class_, n.memory) for n in body.add_nodes]
     drained = list(dict.fromkeys(body.drain_nodes))
@@ -71,10 +71,11 @@ async def _models(call: Call, definitions: Sequence[Definition]) -> Any:
         pools=frozenset(row["name"] for row in there["pools"]),
     )
     check(catalog, known)
-    rows = await call.pool.fetch(queries("admin")["pool_labels"])
+    texts = queries("placement")
+    rows = await call.pool.fetch(texts["pool_labels"])
     labels = {row["name"]: row["labels"] for row in rows}
     sources = sorted({model.source for model in definitions})
-    facts = await call.pool.fetch(queries("admin")["facts_of"], sources)
+    facts = await call.pool.fetch(texts["facts_of"], sources)
     return partial(_planned, definitions, labels, facts)
 
 

@@ -120,26 +120,9 @@ def test_every_field_finds_its_place():
     words = "died; last words: last words"
     shard = Shard(7, 0, "n", "failed", ("G",), 20001, words, 2.0, 2.0, 512, 20002)
     assert replica == Replica(
-        5,
-        "m",
-        "starting",
-        "p",
-        "f",
-        1.0,
-        2.0,
-        3.0,
-        2,
-        4.0,
-        "e",
-        5.0,
-        None,
-        (shard,),
-        None,
-        6.0,
-        7.0,
-        False,
-        "other",
-    )
+        5, "m", "starting", "p", "f", 1.0, 2.0, 3.0, 2, 4.0, "e", 5.0, None, (shard,),
+        None, 6.0, 7.0, False, "other",
+    )  # fmt: skip
     assert seen.settings == Settings(backoff_base_s=2.0, start_deadline_s=9.0, silent_share_max=0.5)
 
 
