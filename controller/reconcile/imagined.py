@@ -95,7 +95,7 @@ class Imagined:
         self.nodes[node.id] = replace(node, gpus=cards)
         return Shard(
             id_, placed.rank, node.id, "assigned", placed.gpus, placed.port, None, self._now,
-            cpus=placed.cpus, memory_mib=placed.memory_mib,
+            cpus=placed.cpus, memory_mib=placed.memory_mib, master_port=placed.master_port,
         )  # fmt: skip
 
     def _move(self, item: Move) -> None:

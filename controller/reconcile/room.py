@@ -135,7 +135,7 @@ def _who(
 def without(node: Node, shards: Sequence[Shard]) -> Node:
     """The node as it is once these shards are over."""
     ids = {shard.id for shard in shards}
-    ports = {shard.port for shard in shards}
+    ports = {port for shard in shards for port in (shard.port, shard.master_port)}
     pooled = sum(
         pool_claim(gpu, claim.memory_mib)
         for gpu in node.gpus
