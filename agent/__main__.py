@@ -32,6 +32,7 @@ from agent.shards import Shards
 from agent.state import StateDir, StateDirBusy, node_secret
 from agent.supervise import Site
 from agent.weights import Weights
+from agent.weights_collect import Collector
 from sql.pool import open_pool
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def build(
         shards=shards,
         facts=Facts(machine, WeightsScan(settings.scan_paths), shards.sources, engines.rows),
         engine_log_bytes=settings.engine_log_size,
+        collector=Collector(weights, shards.sources),
     )
     return agent, shards
 

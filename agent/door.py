@@ -52,6 +52,10 @@ class Door(Protocol):
         """Answer a question for the map of a fabric."""
         ...
 
+    async def report_collect(self, secret: str, ask: int, answer: dict[str, Any]) -> None:
+        """Answer a question to remove downloads."""
+        ...
+
 
 class SqlDoor:
     """The door through Postgres. Every call has the pool's deadline."""
@@ -84,3 +88,7 @@ class SqlDoor:
             self._sql["report_scan"], secret, ask, found.text, found.took_ms, found.error,
             timeout_s=SCAN_S,
         )  # fmt: skip
+
+    async def report_collect(self, secret: str, ask: int, answer: dict[str, Any]) -> None:
+        """agent.report_collect"""
+        await self._pool.fetchval(self._sql["report_collect"], secret, ask, answer)

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,14 +98,8 @@ def fetch(
         if (path := complete_path(source, folder)) is not None:
             return path
         write_note(folder, source, None)
-        room = Room(weights_dir, folder, source.text, reserve_bytes)
-        progress = Progress(room.check)
-        if source.kind == "s3":
-            brought = fetch_s3(source, folder, room.claim, progress)
-        elif source.kind == "hf":
-            brought = fetch_hf(source, folder, hf_token_file, room.claim, progress)
-        else:
-            brought = _one_file(source, folder, room, progress)
+        with closing(Room(weights_dir, folder, source.text, reserve_bytes)) as room:
+            brought = _bring(source, folder, room, hf_token_file)
         write_note(folder, source, brought)
         path = complete_path(source, folder)
         if path is None:
@@ -113,7 +107,12 @@ def fetch(
         return path
 
 
-def _one_file(source: Source, folder: Path, room: Room, progress: Progress) -> Brought:
+def _bring(source: Source, folder: Path, room: Room, hf_token_file: Path | None) -> Brought:
+    progress = Progress(room.check)
+    if source.kind == "s3":
+        return fetch_s3(source, folder, room.claim, progress)
+    if source.kind == "hf":
+        return fetch_hf(source, folder, hf_token_file, room.claim, progress)
     name = source.file_name
     checksum = Checksum("sha256", source.sha256) if source.sha256 else None
     word = fetch_file(source.url or "", folder / name, checksum, room.claim, progress)

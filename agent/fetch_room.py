@@ -41,7 +41,7 @@ def gib(count: int) -> str:
 
 
 class Room:
-    """The claim of one download into `folder`. Held until this process ends."""
+    """The claim of one download into `folder`, held until `close` or the end of this process."""
 
     def __init__(self, weights_dir: Path, folder: Path, source: str, reserve_bytes: int) -> None:
         self._claims = weights_dir / CLAIMS
@@ -60,6 +60,11 @@ class Room:
             if free - spoken_for - (missing or 0) < self._reserve:
                 raise FetchError(self._refusal(missing, free, others))
             self._write(missing or 0)
+
+    def close(self) -> None:
+        """Give the room back that was not used."""
+        if self._file is not None:
+            self._file.close()
 
     def check(self) -> None:
         """FetchError when others have filled the disk meanwhile; a tenth below is still no need."""

@@ -52,13 +52,13 @@ def verify(part: Path, total: int | None, checksum: Checksum | None, what: str) 
     """How the file was found good; FetchError, and the file is gone, when it is not."""
     size = part.stat().st_size
     if total is not None and size != total:
-        part.unlink()
+        drop(part)
         raise FetchError(f"{what}: {size} bytes came and {total} were announced")
     if checksum is None:
         return "none" if total is None else "size"
     found = digest(part, checksum.kind)
     if found != checksum.value:
-        part.unlink()  # never served, and never taken for a good beginning
+        drop(part)  # never served, and never taken for a good beginning
         raise FetchError(
             f"{what}: its {checksum.kind} is {found} and {checksum.value} was expected; removed"
         )
@@ -77,6 +77,12 @@ def version_of(part: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, str) else None
+
+
+def drop(part: Path) -> None:
+    """Forget an unfinished file."""
+    part.unlink(missing_ok=True)
+    facts_of(part).unlink(missing_ok=True)
 
 
 def finish(part: Path, path: Path) -> None:

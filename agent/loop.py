@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agent.door import Answer, Door
     from agent.facts import Facts
     from agent.state import StateDir
+    from agent.weights_collect import Collector
     from agent.work import Work
 
 GAP_S = 0.2
@@ -53,6 +54,7 @@ class Agent:
         shards: Work,
         facts: Facts,
         engine_log_bytes: int,
+        collector: Collector,
     ) -> None:
         self.boot = str(uuid.uuid4())
         self.loops = Loops(f"{node} {self.boot}")
@@ -67,6 +69,7 @@ class Agent:
         self._nursery: trio.Nursery | None = None
         self._scanning: int | None = None
         """The question that a fabric scan is under way for: one at a time."""
+        self._collector, self._collecting = collector, False
 
     async def run(self) -> None:
         """Restore, then run every loop for ever."""
@@ -179,6 +182,9 @@ class Agent:
             if ask.get("kind") == "scan":
                 self._begin_scan(int(ask["id"]), str(ask["hca"]), int(ask["port"]))
                 return
+            if ask.get("kind") == "collect":
+                self._begin_collect(int(ask["id"]), [str(path) for path in ask["paths"]])
+                return
             part = await trio.to_thread.run_sync(self._log_part, ask)
             await self._door.report_log(self._secret, int(ask["id"]), part.text, part.offset)
         except (KeyError, TypeError, ValueError, OSError) as error:
@@ -199,6 +205,22 @@ class Agent:
             log.warning("fabric scan not reported", error=str(error))
         finally:
             self._scanning = None
+
+    def _begin_collect(self, ask: int, paths: list[str]) -> None:
+        """Start removing downloads, unless that is under way."""
+        if not self._collecting and self._nursery is not None:
+            self._collecting = True
+            self._nursery.start_soon(self._collect, ask, paths)
+
+    async def _collect(self, ask: int, paths: list[str]) -> None:
+        try:
+            answer = await self._collector.collect(ask, paths)
+            await self._door.report_collect(self._secret, ask, answer)
+            self._facts.probes.woken.set()
+        except DatabaseError as error:
+            log.warning("removed downloads not reported", error=str(error))
+        finally:
+            self._collecting = False
 
     def _log_part(self, ask: dict[str, Any]) -> Part:
         shard = ask.get("shard")

@@ -26,6 +26,7 @@ RESERVE_BYTES = 1 << 30
 """Stays free on the disk of the weights: logs, state and a database may live there too."""
 LINE_BYTES = 64 * 1024
 ROOT = Path(__file__).parent.parent
+QUIET_HUB = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 class NoWeights(Exception):
@@ -49,7 +50,7 @@ class Weights:
         self._hf_token_file = hf_token_file
         self._removing: dict[Path, trio.Event] = {}
         path = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
-        self._env = {**env, "PYTHONPATH": path, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        self._env = {**env, "PYTHONPATH": path, **QUIET_HUB}
         self._reserve = reserve_bytes
 
     async def ensure(self, text: str, progress: Callable[[dict[str, Any]], None]) -> Path:

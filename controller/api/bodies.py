@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -82,6 +82,21 @@ class MarkBody(Strict):
 
     mark: Literal["healthy", "unhealthy"]
     reason: str = Field(min_length=1, max_length=500)
+
+
+class OrphansQuery(PageQuery):
+    """Whose downloads."""
+
+    node: str | None = None
+
+
+class CollectBody(Strict):
+    """Which downloads that nobody needs are to be removed; nothing given: all of them."""
+
+    node: str | None = Field(None, min_length=1, description="absent: every node")
+    paths: list[Annotated[str, Field(min_length=1, max_length=4096)]] | None = Field(
+        None, min_length=1, max_length=1000, description="absent: all orphans"
+    )
 
 
 class EnrollBody(Strict):

@@ -159,6 +159,38 @@ class Applied(Answer):
     changes: list[ChangeView]
 
 
+class FreedPath(Answer):
+    """A download that was removed."""
+
+    path: str
+    bytes: int
+
+
+class KeptPath(Answer):
+    """A download that was not, or not wholly, removed."""
+
+    path: str
+    reason: str
+
+
+class NodeCollected(Answer):
+    """What one node's agent did; `left` orphans were not asked for this time."""
+
+    node: str
+    freed_bytes: int
+    freed: list[FreedPath]
+    kept: list[KeptPath]
+    error: str | None = None
+    left: int | None = None
+
+
+class Collected(Answer):
+    """What came free, on all nodes and on each."""
+
+    freed_bytes: int
+    nodes: list[NodeCollected]
+
+
 class NewKey(Answer):
     """A new key. ``key`` is shown this once; only its hash is kept."""
 

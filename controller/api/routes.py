@@ -17,6 +17,7 @@ from controller.api import (
     placement,
     results,
     views,
+    weights,
     what_if,
 )
 from controller.api import device_views as seen
@@ -73,11 +74,11 @@ ROUTES: Final = (
         "POST", "/models/{name}/scale", models.scale, results.Scaled,
         "How many replicas a model has", body=bodies.ScaleBody,
     ),
-    Route(
     Route("PUT", "/models/{name}/capacity", capacity.put, capacity.CapacityView,
           "Keep a measurement of one replica", body=capacity.CapacityBody),
     Route("GET", "/capacity", capacity.capacity, list[capacity.CapacityView],
           "How much one replica serves, as last measured", capacity.CapacityQuery),
+    Route(
         "POST", "/catalog", models.apply_catalog, results.Applied,
         "Apply a catalog file, or show what it would change",
         bodies.ApplyQuery, bodies.CatalogBody,
@@ -118,4 +119,9 @@ ROUTES: Final = (
     Route("DELETE", "/keys/{id}", keys.revoke, results.Revoked, "Revoke a key"),
     Route("GET", "/weights", fleet.weights, list[views.WeightView],
           "Weights on the nodes' disks", PageQuery),
+    Route("GET", "/weights/orphans", weights.orphans, list[views.OrphanView],
+          "Downloads that no model and no live shard uses", bodies.OrphansQuery),
+    Route("POST", "/weights/collect", weights.collect, results.Collected,
+          "Remove downloads that nobody needs", body=bodies.CollectBody,
+          deadline_s=weights.COLLECT_S + 10),
 )  # fmt: skip

@@ -171,3 +171,20 @@ class WeightView(Answer):
     filer: str | None = None
     managed: bool
     facts: dict[str, Any] | None = None
+    filer_path: str | None = None
+    shared_bytes: int | None = None
+
+
+class OrphanView(Answer):
+    """A download on a node's disk that no model of the catalog and no live shard uses."""
+
+    node: str
+    source: str
+    path: str
+    bytes: int | None = None
+    complete: bool
+    name: str | None = None
+    format: str | None = None
+    shared: bool
+    filer: str | None = None
+    filer_path: str | None = None

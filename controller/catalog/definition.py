@@ -16,8 +16,15 @@ from controller.catalog.profile import Profile, Strict
 from controller.catalog.units import Seconds  # noqa: TC001 - pydantic needs it at run time
 
 POOL_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,62}"
-SOURCES: Final = "hf:org/repo[@revision][/file], file:/path or https://host/file[#sha256=HEX]"
+SOURCES: Final = (
+    "hf:org/repo[@revision][/file], s3:bucket/key-or-prefix[#sha256=HEX], file:/path or "
+    "https://host/file[#sha256=HEX]"
+)
 _HF: Final = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(/.+)?")
+_S3: Final = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}(/([^#/]+(/[^#/]+)*/?)?)?(#sha256=[0-9a-fA-F]{64})?"
+)
+_DOTS: Final = re.compile(r"(^|/)\.\.?(/|$)")
 
 
 def served_name(value: str) -> str:
@@ -98,9 +105,11 @@ class Model(Strict):
     def _source(cls, value: str) -> str:
         scheme, _, rest = value.partition(":")
         if scheme == "s3":
-            raise ValueError(f"agents cannot fetch {value!r} yet: use {SOURCES}")
+            rest = rest.removeprefix("//")
+            value = f"s3:{rest}"  # both ways to write it are one source
         fits = (
-            (scheme == "hf" and _HF.fullmatch(rest) is not None and ".." not in rest)
+            (scheme == "s3" and _S3.fullmatch(rest) is not None and not _DOTS.search(rest))
+            or (scheme == "hf" and _HF.fullmatch(rest) is not None and ".." not in rest)
             or (scheme == "file" and urlsplit(value).path.startswith("/"))
             or (scheme in ("https", "http") and bool(urlsplit(value).hostname))
         )

@@ -36,9 +36,11 @@ class Client:
         """The document at a path; None in the query is left out."""
         return self._document("GET", path, query, None, timeout_s)[0]
 
-    def post(self, path: str, body: dict[str, Any], **query: object) -> Any:
+    def post(
+        self, path: str, body: dict[str, Any], timeout_s: float | None = None, **query: object
+    ) -> Any:
         """The answer to a write."""
-        return self._document("POST", path, query, body)[0]
+        return self._document("POST", path, query, body, timeout_s)[0]
 
     def delete(self, path: str) -> Any:
         """The answer to a removal."""

@@ -1,4 +1,4 @@
-"""Commands that show the whole fleet: status, nodes, weights."""
+"""Commands that show the whole fleet: status, nodes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from controller.cli.output import lines
-from controller.cli.words import age, bar, counts, gigabytes, joined, size
+from controller.cli.words import age, bar, counts, gigabytes, joined
 
 if TYPE_CHECKING:
     from controller.cli.session import Session
 
 ERROR_WIDTH = 240
 NODE_COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
-WEIGHT_COLUMNS = ("NODE", "NAME", "FORMAT", "SIZE", "COMPLETE", "IN CATALOG", "WHERE", "PATH")
 
 
 @click.command()
@@ -89,20 +88,3 @@ def nodes_text(session: Session, found: list[dict[str, Any]]) -> str:
 
 def _seen(seconds: float | None) -> str:
     return "-" if seconds is None else f"{age(seconds)} ago"
-
-
-@click.command()
-@click.pass_obj
-def weights(session: Session) -> None:
-    """Model weights on the nodes' disks."""
-    found = session.client.pages("/weights")
-    yes = {True: "yes", False: "no"}
-    rows = (
-        (w["node"], w.get("source") or w.get("name"), w.get("format"), size(w.get("bytes")),
-         "yes" if w["complete"] else f"no: {w.get('reason', 'unknown why')}",
-         yes[w["in_catalog"]], f"shared {w.get('filer', '')}" if w["shared"] else "local",
-         w["path"])
-        for w in found
-    )  # fmt: skip
-    empty = "No weights have been reported."
-    session.out.show(found, lambda: session.out.table(WEIGHT_COLUMNS, rows) if found else empty)

@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "replace": "replace:replace",
     "fit": "fit:fit",
     "decisions": "placement:decisions",
-    "weights": "fleet:weights",
+    "weights": "weights:weights",
     "fabrics": "fabrics:fabrics",
     "topology": "fabrics:topology",
     "nvlink": "devices:nvlink",

@@ -17,6 +17,8 @@ from agent.probes import fast
 from agent.probes.ib_counters import Counters
 from agent.probes.scan import Scan
 from agent.shards import Shards
+from agent.weights import Weights
+from agent.weights_collect import Collector
 from agent.work import News
 from ops.simulation import hardware
 from ops.simulation.engine import SimShard
@@ -219,5 +221,6 @@ def build(
         shards=shards,
         facts=Facts(machine, SimWeights(node), shards.sources),  # type: ignore[arg-type]
         engine_log_bytes=1 << 20,
+        collector=Collector(Weights(NOWHERE, {}), shards.sources),
     )
     return agent, machine

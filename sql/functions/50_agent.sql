@@ -206,7 +206,7 @@ begin
     poll_ms := llmgw_core.poll_ms(me);
     now := clock_timestamp();
     select coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', a.id, 'kind', a.kind, 'shard', a.shard_id, 'lines', a.lines,
-        'from_offset', a.from_offset, 'hca', a.hca, 'port', a.port)) order by a.id), '[]') into asks
+        'from_offset', a.from_offset, 'hca', a.hca, 'port', a.port, 'paths', a.paths)) order by a.id), '[]') into asks
         from llmgw_core.ask a where a.node_id = me and a.answered_at is null;
     return next;
 end $$;

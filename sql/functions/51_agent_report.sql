@@ -68,12 +68,12 @@ declare
     me text := llmgw_core.node_of(p_token);
 begin
     delete from llmgw_core.weight where node_id = me;
-    insert into llmgw_core.weight (node_id, source, path, bytes, complete, name, revision, format, reason, shared, filer, facts, managed)
+    insert into llmgw_core.weight (node_id, source, path, bytes, complete, name, revision, format, reason, shared, filer, facts, managed, filer_path, shared_bytes)
         select distinct on (3) me, e->>'source', e->>'path', (e->>'bytes')::bigint, coalesce((e->>'complete')::boolean, false),
             left(e->>'name', 300), left(e->>'revision', 100), left(e->>'format', 40), left(e->>'reason', 500),
             coalesce((e->>'shared')::boolean, false), left(e->>'filer', 500), llmgw_core.object_of(e->'facts', 16384),
             -- Agents of version 0.1 list their own downloads only.
-            coalesce((e->>'managed')::boolean, true)
+            coalesce((e->>'managed')::boolean, true), left(e->>'filer_path', 4096), (e->>'shared_bytes')::bigint
         from llmgw_core.list_of(p_weights, 2000, 'weights') e;
 end $$;
 comment on function agent.report_weights(text, jsonb) is 'Replaces the list of weights on the calling node''s disks.';

@@ -22,3 +22,14 @@ comment on table llmgw_core.replica is 'One serving unit. launch counts its star
 
 alter table llmgw_core.rejection drop constraint rejection_code_fkey;
 comment on table llmgw_core.rejection is 'Why each candidate did not fit, of each attempt whose refusals changed; daily partitions. code is no key: a newer controller may know a reason that this database does not, and must be believed.';
+
+alter table llmgw_core.weight
+    add column filer_path text,
+    add column shared_bytes bigint check (shared_bytes >= 0);
+comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes; managed: our own download. filer and filer_path are the same on every node; shared_bytes of bytes are counted in another row already.';
+
+alter table llmgw_core.ask
+    drop constraint ask_kind_check,
+    add constraint ask_kind_check check (kind in ('log', 'scan', 'collect')),
+    add column paths jsonb check (jsonb_typeof(paths) = 'array');
+comment on table llmgw_core.ask is 'Questions to an agent (log tails, fabric scans, downloads to remove), answered at its next sync; removed after ten minutes.';

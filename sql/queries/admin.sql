@@ -190,17 +190,6 @@ select llmgw.model_remove_v1($1::text, $2::text);
 -- How many replicas a model has; answers what is in force.
 select llmgw.scale_v1($1::text, $2::text, $3::int, $4::int, $5::double precision);
 
--- name: key_create
--- Keeps the hash of a new key.
-select to_jsonb(llmgw.key_create_v1($1::text, $2::text, $3::bytea, $4::text, $5::text[], $6::double precision));
-
--- name: key_revoke
--- The key is refused everywhere within two seconds.
-select llmgw.key_revoke_v1($1::text, $2::text);
-
--- name: log_target
--- Whether a node can answer for a log: its state, and whether the shard was ever its own.
-select s.state, s.state_reason,
 -- name: capacity
 -- A page of measurements, of one model where asked.
 select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.model, v.profile, coalesce(v.node_class, '')) as key
@@ -212,6 +201,17 @@ order by v.model, v.profile, coalesce(v.node_class, '') limit $2::int;
 -- Keeps a measurement, and answers it.
 select llmgw.capacity_put_v1($1::text, $2::text, $3::jsonb);
 
+-- name: key_create
+-- Keeps the hash of a new key.
+select to_jsonb(llmgw.key_create_v1($1::text, $2::text, $3::bytea, $4::text, $5::text[], $6::double precision));
+
+-- name: key_revoke
+-- The key is refused everywhere within two seconds.
+select llmgw.key_revoke_v1($1::text, $2::text);
+
+-- name: log_target
+-- Whether a node can answer for a log: its state, and whether the shard was ever its own.
+select s.state, s.state_reason,
     $2::bigint is null or exists (select 1 from llmgw_core.shard x where x.id = $2 and x.node_id = s.node_id) as has_shard
 from llmgw_core.node_state s where s.node_id = $1::text;
 
@@ -222,6 +222,25 @@ select llmgw_core.ask_log_v1($1::text, $2::bigint, $3::int, $4::bigint);
 -- name: log_answer
 -- The agent's answer, when it has come.
 select a.answered_at is not null as answered, a.answer, a.answer_offset from llmgw_core.ask a where a.id = $1::bigint;
+
+-- name: weight_orphans
+-- A page of downloads that nobody needs, of one node where asked.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.node, v.path) as key
+from llmgw.weight_orphans v
+where ($1::jsonb is null or (v.node, v.path) > ($1::jsonb->>0, $1::jsonb->>1)) and ($3::text is null or v.node = $3)
+order by v.node, v.path limit $2::int;
+
+-- name: weights_collect
+-- Asks agents to remove downloads that nobody needs.
+select llmgw.weights_collect_v1($1::text, $2::text, $3::text[]);
+
+-- name: weights_collected
+-- The answers that have come.
+select a.id, a.answer from llmgw_core.ask a where a.id = any ($1::bigint[]) and a.answered_at is not null;
+
+-- name: ask_withdraw
+-- Takes back what nobody has answered.
+select llmgw_core.ask_withdraw_v1($1::bigint[]);
 
 -- name: cursor_secret
 -- What page cursors are signed with: the same for every controller.

@@ -49,3 +49,7 @@ select agent.report_scan($1::text, $2::bigint, $3::text, $4::bigint, $5::text);
 -- name: report_log
 -- The answer to a question for a log.
 select agent.report_log($1::text, $2::bigint, $3::text, $4::bigint);
+
+-- name: report_collect
+-- The answer to a question to remove downloads.
+select agent.report_collect($1::text, $2::bigint, $3::jsonb);

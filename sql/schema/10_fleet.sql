@@ -172,9 +172,11 @@ create table llmgw_core.weight (
     filer text,
     facts jsonb,
     managed boolean not null default true,
+    filer_path text,
+    shared_bytes bigint check (shared_bytes >= 0),
     primary key (node_id, path)
 );
-comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes; managed: our own download.';
+comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes; managed: our own download. filer and filer_path are the same on every node; shared_bytes of bytes are counted in another row already.';
 
 create table llmgw_core.enrolment (
     token_hash bytea primary key,
@@ -189,7 +191,7 @@ comment on table llmgw_core.enrolment is 'Tokens with which an agent joins: boun
 create table llmgw_core.ask (
     id bigint generated always as identity primary key,
     node_id text not null references llmgw_core.node on delete cascade,
-    kind text not null check (kind in ('log', 'scan')),
+    kind text not null check (kind in ('log', 'scan', 'collect')),
     shard_id bigint,
     lines int check (lines between 1 and 10000),
     from_offset bigint check (from_offset >= 0),
@@ -199,7 +201,8 @@ create table llmgw_core.ask (
     answer_offset bigint,
     fabric text,
     hca text,
-    port int
+    port int,
+    paths jsonb check (jsonb_typeof(paths) = 'array')
 );
 create index ask_open on llmgw_core.ask (node_id) where answered_at is null;
-comment on table llmgw_core.ask is 'Questions to an agent (log tails, fabric scans), answered at its next sync; removed after ten minutes.';
+comment on table llmgw_core.ask is 'Questions to an agent (log tails, fabric scans, downloads to remove), answered at its next sync; removed after ten minutes.';

@@ -119,9 +119,9 @@ comment on view llmgw.engines is 'Inference engines found on each node.';
 create or replace view llmgw.weights as
 select node_id as node, source, path, bytes, complete,
     exists (select 1 from llmgw_core.model m where m.source = w.source) as in_catalog,
-    name, revision, format, reason, shared, filer, managed, facts
+    name, revision, format, reason, shared, filer, managed, facts, filer_path, shared_bytes
 from llmgw_core.weight w;
-comment on view llmgw.weights is 'Model weights on the nodes'' disks, with what their headers say of the model. shared: on a filer, the same bytes for every node that mounts it.';
+comment on view llmgw.weights is 'Model weights on the nodes'' disks, with what their headers say of the model. shared: on a filer, the same bytes for every node that mounts it, at the same filer_path.';
 
 create or replace view llmgw.gpu_capacity as
 select class, count(*)::int as total, count(*) filter (where g.state = 'used')::int as used,

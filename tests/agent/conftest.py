@@ -25,6 +25,7 @@ from agent.shards import Shards
 from agent.state import StateDir
 from agent.supervise import Site
 from agent.weights import Weights
+from agent.weights_collect import Collector
 from tests.agent.paper_door import PaperDoor
 from tests.tiny_model import tiny_gguf
 
@@ -104,7 +105,8 @@ class Node:
         return Site(node=self.name, state=state, weights=weights, env=env)
 
     def agent(self, state: StateDir, token: str | None = None, secret: str = "s" * 43) -> Agent:
-        self.shards = Shards(self.site(state), "127.0.0.1")
+        site = self.site(state)
+        self.shards = Shards(site, "127.0.0.1")
         return Agent(
             node=self.name,
             secret=secret,
@@ -114,6 +116,7 @@ class Node:
             shards=self.shards,
             facts=Facts(self.probes, WeightsScan([self.folder / "weights"]), self.shards.sources),
             engine_log_bytes=1 << 20,
+            collector=Collector(site.weights, self.shards.sources),
         )
 
     @asynccontextmanager

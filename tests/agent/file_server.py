@@ -31,6 +31,11 @@ class Server:
         self.release = threading.Event()
         self.ranges: list[str | None] = []
         self.files: dict[str, bytes] = {}
+        self.sha256: dict[str, str] = {}
+        self.sized = True
+        self.announced: int | None = None
+        """What a file's length is said to be, when not its own."""
+        self.tokens: set[str | None] = set()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -47,8 +52,9 @@ class Server:
         self.url = f"http://127.0.0.1:{self.http.server_port}"
 
     def answer(self, to: BaseHTTPRequestHandler, *, body: bool) -> None:
+        self.tokens.add(to.headers.get("Authorization"))
         if to.path.startswith("/api/models/"):
-            listed = [{"rfilename": n, "size": len(d)} for n, d in self.files.items()]
+            listed = [self.sibling(name) for name in self.files]
             tree = [
                 {"type": "file", "path": n, "size": len(d), "oid": "0" * 40}
                 for n, d in self.files.items()
@@ -75,7 +81,7 @@ class Server:
             to.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         else:
             to.send_response(200)
-        to.send_header("Content-Length", str(len(data) - start))
+        to.send_header("Content-Length", str((self.announced or len(data)) - start))
         to.send_header("ETag", self.tag)
         to.send_header("X-Repo-Commit", "c" * 40)
         to.send_header("Accept-Ranges", "bytes")
@@ -83,12 +89,26 @@ class Server:
         if body:
             self.send(to, data[start:])
 
+    def sibling(self, name: str) -> dict[str, Any]:
+        """A file as the hub lists it."""
+        found: dict[str, Any] = {"rfilename": name}
+        if self.sized:
+            found["size"] = len(self.files[name])
+        if name in self.sha256:
+            size = len(self.files[name])
+            found["lfs"] = {"size": size, "sha256": self.sha256[name], "pointerSize": 100}
+        return found
+
     def send(self, to: BaseHTTPRequestHandler, data: bytes) -> None:
         if self.cut_after is not None:
             to.wfile.write(data[: self.cut_after])
             self.cut_after = None
             return
-        if self.hold_after is not None and not self.release.is_set():
+        if (
+            self.hold_after is not None
+            and self.hold_after < len(data)
+            and not self.release.is_set()
+        ):
             to.wfile.write(data[: self.hold_after])
             to.wfile.flush()
             self.release.wait(30)

@@ -32,6 +32,7 @@ class PaperDoor:
     facts: dict[str, Any] = field(default_factory=dict)
     logs: dict[int, tuple[str, int]] = field(default_factory=dict)
     scans: dict[int, Scan] = field(default_factory=dict)
+    collected: dict[int, dict[str, Any]] = field(default_factory=dict)
     told: list[tuple[str, Any]] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     enrolled: int = 0
@@ -80,6 +81,11 @@ class PaperDoor:
     async def report_scan(self, secret: str, ask: int, found: Scan) -> None:
         self._admit(secret)
         self.scans[ask] = found
+        self.asks = [a for a in self.asks if a["id"] != ask]
+
+    async def report_collect(self, secret: str, ask: int, answer: dict[str, Any]) -> None:
+        self._admit(secret)
+        self.collected[ask] = answer
         self.asks = [a for a in self.asks if a["id"] != ask]
 
     async def report_log(self, secret: str, ask: int, text: str, offset: int) -> None:

@@ -99,7 +99,9 @@ FAULTS = [
     (with_model(source="ftp://x/y"), "'ftp://x/y' is none of hf:org/repo"),
     (with_model(source="file:x"), "is none of"),
     (with_model(source="hf:org"), "is none of"),
-    (with_model(source="s3://b/k"), "agents cannot fetch 's3://b/k' yet"),
+    (with_model(source="s3:bkt/../k"), "'s3:bkt/../k' is none of hf:org/repo"),
+    (with_model(source="s3:bkt/k#sha256=1"), "is none of"),
+    (with_model(source="s3:"), "is none of"),
     (with_model(idle_timeout="5 minutes"), "idle_timeout: '5 minutes' is not a duration"),
     (with_profile(memory=5), "memory: 5 is not a size"),
     (

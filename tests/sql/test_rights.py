@@ -44,6 +44,7 @@ AGENT_ONLY = {
     "report_scan",
     "report_events",
     "report_log",
+    "report_collect",
 }
 
 

@@ -60,7 +60,10 @@ def lived_in(fleet):
         fleet.report(
             node,
             "weights",
-            [{"source": "file:/m.gguf", "path": "/m", "complete": True, "bytes": 5}],
+            [
+                {"source": "file:/m.gguf", "path": "/m", "complete": True, "bytes": 5},
+                {"source": "hf:a/b", "path": "/w/b", "complete": True, "managed": True},
+            ],
         )
     fleet.controller.execute(
         "select llmgw.key_create_v1('me', 'abcdef', %s, 'k', '{m}', null)", (digest("k"),)
