@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 import trio
 
+from agent.probes.engines import MAX_ENGINES
 from sql.errors import Refused
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ class Facts:
         found = await self.probes.slow()
         self._events.extend(found.pop("events", ()))
         if self._provision is not None and found.get("engines") is not None:
-            found["engines"] = [*found["engines"], *await self._provision()]
+            rows = await self._provision()
+            found["engines"] = [*found["engines"][: MAX_ENGINES - len(rows)], *rows]
         local = [s for s in self._sources() if s.startswith("file:")]
         listed = await self._weights.read(local)
         found["weights"] = [{"managed": False, **document} for document in listed]

@@ -38,6 +38,8 @@ LINE_BYTES: Final = 64 * 1024
 TIDY_S: Final = 600.0
 WATCH_S: Final = 1.0
 ROW_CHARS: Final = 2000
+MAX_ROWS: Final = 50
+"""Builds and failures that are told; a catalog may name any number of wrong versions."""
 log = structlog.get_logger()
 
 
@@ -257,7 +259,8 @@ class Provision:
             {"engine": engine, "version": version, "state": "provisioning"}
             for engine, version in building.values()
         ]
-        return made + await trio.to_thread.run_sync(self._failed, frozenset(building))
+        failed = await trio.to_thread.run_sync(self._failed, frozenset(building))
+        return [*made, *failed][:MAX_ROWS]
 
     def _failed(self, building: Collection[str]) -> list[dict[str, Any]]:
         rows = []

@@ -38,7 +38,8 @@ TAIL_LINES: Final = 12
 ERROR_CHARS: Final = 2000
 _UNWANTED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET")
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+@")
-_BLAME: Final = re.compile(r"error|no space left|killed|cannot", re.IGNORECASE)
+_BLAME: Final = re.compile(r"error|no space left|killed|cannot|because", re.IGNORECASE)
+_LEVEL: Final = re.compile(r"^\s*(error|cause): ", re.IGNORECASE)
 
 
 class BuildError(Exception):
@@ -197,21 +198,28 @@ def _run(job: Job, argv: list[str], env: dict[str, str], told: Callable[[str], N
     assert child.stdout is not None
     with Path(job.log).open("ab") as log, child:
         while raw := child.stdout.readline(LINE_BYTES):
-            line = _PASSWORD.sub("****@", raw.decode(errors="replace")).rstrip()
+            line = plain(raw)
             log.write(line.encode() + b"\n")
             log.flush()
             if line:
                 last.append(line)
                 told(line[:200])
     if child.returncode:
-        raise BuildError(_words(argv, child.returncode, list(last)))
+        raise BuildError(words(argv, child.returncode, list(last)))
 
 
-def _words(argv: list[str], code: int, last: list[str]) -> str:
+def plain(raw: bytes) -> str:
+    """A line of an installer without passwords of indexes and without what no database takes."""
+    text = raw.decode(errors="replace").rstrip()
+    return _PASSWORD.sub("****@", "".join(c for c in text if c.isprintable() or c == "\t"))
+
+
+def words(argv: list[str], code: int, last: list[str]) -> str:
+    """How an installer ended: the line that says why first, then its last lines."""
     blamed = [line for line in last if _BLAME.search(line) and not line.startswith("[notice]")]
     ended = f"signal {-code}" if code < 0 else f"code {code}"
     first = blamed[-1] if blamed else f"{Path(argv[0]).name} ended with {ended}"
-    return "\n".join([first.removeprefix("ERROR: "), *last])[:ERROR_CHARS]
+    return "\n".join([_LEVEL.sub("", first), *last])[:ERROR_CHARS]
 
 
 def _check(job: Job, place: Path) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.config import BadConfig, load
-from agent.provision_build import Job, commands, environment
+from agent.provision_build import Job, commands, environment, plain, words
 from agent.provision_settings import ProvisionSettings
+from agent.units import seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +94,35 @@ def test_what_changes_a_failure_is_in_its_digest(tmp_path: Path) -> None:
         assert ProvisionSettings.model_validate({**base, **more}).digest("vllm", "1") != digest
     assert ProvisionSettings.model_validate(base).digest("vllm", "2") != digest
     assert ProvisionSettings.model_validate({"wheel_dir": "/none"}).digest("vllm", "1")
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "first"),
+    [
+        (["Looking in links: /w", "ERROR: No matching distribution found for x==1"], 1,
+         "No matching distribution found for x==1"),
+        (["error: No solution found", "  cause: Because there is no version of x==1 ..."], 1,
+         "Because there is no version of x==1 ..."),
+        (["OSError: [Errno 28] No space left on device", "[notice] an error of pip"], 2,
+         "OSError: [Errno 28] No space left on device"),
+        (["Collecting torch"], -9, "pip ended with signal 9"),
+        ([], 3, "pip ended with code 3"),
+    ],
+)  # fmt: skip
+def test_the_first_line_says_why(last: list[str], code: int, first: str) -> None:
+    assert words(["/e/bin/pip", "install"], code, last).split("\n") == [first, *last]
+    assert len(words(["pip"], 1, ["x" * 4096] * 12)) == 2000
+
+
+def test_lines_hold_no_passwords_and_nothing_that_a_database_refuses() -> None:
+    assert plain(b"Looking in https://u:pw@index/simple, http://t@h\n") == (
+        "Looking in https://****@index/simple, http://****@h"
+    )
+    assert plain(b"a\0b\x1b[31m\tc\xff\n") == "ab[31m\tc\ufffd"
+
+
+def test_times_have_units() -> None:
+    assert [seconds(t) for t in ("7", "90s", "1.5 m", "1h", 3)] == [7, 90, 90, 3600, 3]
 
 
 def job(**more: Any) -> Job:

@@ -110,6 +110,10 @@ async def test_what_is_installed_and_what_failed_is_told_beside_engines(tmp_path
     await facts.report(door, "s" * 43)
     told = door.facts["engines"]
     assert [row["engine"] for row in told] == ["command", "vllm"]
+    # The database takes 200 rows: what goes wrong is not what is left out.
+    probes.facts["engines"] = [{"engine": "command", "path": str(n)} for n in range(200)]
+    await facts.report(door, "s" * 43)
+    assert [row["engine"] for row in door.facts["engines"]] == ["command"] * 199 + ["vllm"]
     # Engines that nobody knows now are not said to be those alone.
     probes.facts["engines"] = None
     door.facts.clear()
