@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import agent
 from agent import xids
-from agent.probes import gpus, host, warnings
+from agent.probes import gpus, host, warnings, wiring
 from agent.probes.board import Layout
 from agent.probes.fast import known
 
@@ -130,10 +130,12 @@ def gpu_documents(found: Found) -> list[dict[str, Any]] | None:
     None is not the word that the cards are gone: keep what was reported before.
     """
     documents = []
+    grouped = wiring.islands(found.gpus.cards)
     for card in found.gpus.cards:
         if (key := gpus.key(card)) is None:
             continue  # nothing to file it under: a warning of the host names it
         whole = _card(card, key, found.gpus, found.findings.get(key, ()))
+        whole |= known(island=grouped.get(id(card)))
         documents += [whole, *(_slice(card, part, whole) for part in card.slices if part.uuid)]
     return None if found.gpus.error and not documents else documents
 

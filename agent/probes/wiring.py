@@ -72,6 +72,33 @@ def wire(
     )
 
 
+def islands(cards: Sequence[Gpu]) -> dict[int, int]:
+    """Number of the group of cards that NVLink joins, by `id` of the card; others have none. Pure.
+
+    Cards of a group may reach each other over a third one: engines use what the driver offers.
+    """
+    by_index: dict[tuple[str, str], Gpu] = {
+        (card.vendor, str(card.index)): card for card in cards if card.index is not None
+    }
+    found: dict[int, int] = {}
+    for card in cards:
+        if id(card) in found or not _linked(card, by_index):
+            continue
+        number, ahead = len(set(found.values())), [card]
+        while ahead:
+            one = ahead.pop()
+            if id(one) not in found:
+                found[id(one)] = number
+                ahead += _linked(one, by_index)
+    return found
+
+
+def _linked(card: Gpu, by_index: Mapping[tuple[str, str], Gpu]) -> list[Gpu]:
+    """Cards that NVLink leads to."""
+    names = (name for name, path in card.paths.items() if path.startswith("NV"))
+    return [by_index[card.vendor, name] for name in names if (card.vendor, name) in by_index]
+
+
 def network_devices(ports: Iterable[Port], pci: Pci, matrix: Matrix) -> tuple[Nic, ...]:
     """Devices of all ports and of the matrix, each once, by name in natural order.
 

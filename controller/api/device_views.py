@@ -53,6 +53,7 @@ class GPUView(Answer):
     vendor: str | None = None
     parent: str | None = None
     mig_profile: str | None = None
+    island: int | None = None
     driver_version: str | None = None
     cuda_version: str | None = None
     pci_bus_id: str | None = None

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from controller.placement import filters, score
-from controller.placement.cards import usable
 from controller.placement.gang import document, master_port
 from controller.placement.model import Place, PlacedShard
+from controller.placement.nearness import nearest
 
 if TYPE_CHECKING:
     from controller.placement.gang import Gang
@@ -50,8 +50,7 @@ class Chosen:
         wanted = self.profile
         if self.gang is not None and self.gang.class_ is not None:
             wanted = replace(wanted, gpu_class=self.gang.class_)
-        chosen = usable(wanted, node)[: wanted.gpus] if wanted.gpus else []
-        return sorted(chosen, key=lambda gpu: gpu.index)
+        return nearest(wanted, node)
 
     def _shards(self, cards: list[list[Gpu]]) -> tuple[PlacedShard, ...]:
         profile = self.profile

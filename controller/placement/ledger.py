@@ -168,13 +168,14 @@ class Ledger:
             tuple((gpu.driver, gpu.cuda) for gpu in node.gpus) if steps.floors else None,
         )
 
-    def _card(self, gpu: Gpu) -> tuple[str, bool, bool, int, int, int, int]:
+    def _card(self, gpu: Gpu) -> tuple[object, ...]:
         """What the rules of `cards.py` see, in numbers that sort: -1 is unknown."""
         foreign, total, claimed = foreign_mib(gpu), gpu.memory_mib, claimed_mib(gpu)
         held = -1 if foreign is None else (foreign > 0) + (foreign > FOREIGN_NOISE_MIB)
         kind = 2 if claimed is None else int(bool(gpu.claims))
+        where = (_or_none(gpu.island), _or_none(gpu.numa))
         if total is None:
-            return (gpu.class_, gpu.healthy, gpu.slice, held, kind, -1, -1)
+            return (gpu.class_, gpu.healthy, gpu.slice, held, kind, -1, -1, where)
         steps = self._steps.gpu_memory_mib
         left = total - (foreign or 0)
         # Whether the whole card, what others leave of it, and what is unclaimed of that are enough.
@@ -186,7 +187,12 @@ class Ledger:
             kind,
             bisect_right(steps, total) * (len(steps) + 1) + bisect_right(steps, left),
             bisect_right(steps, left - (claimed or 0)),
+            where,
         )
+
+
+def _or_none(number: int | None) -> int:
+    return -1 if number is None else number
 
 
 def _ports(shard: PlacedShard) -> set[int]:

@@ -45,6 +45,8 @@ class Gpu:
     cuda: str | None = None
     """Versions of the driver and of the newest CUDA that it serves."""
     nearest_nic: str | None = None
+    island: int | None = None
+    """Number of the group of cards that NVLink joins within the node; None without NVLink."""
     gone: bool = False
     """A slice of a MIG layout that is no more: whoever holds it has lost its device (E19)."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from controller.placement.cards import usable
 from controller.placement.filters import must_install
+from controller.placement.nearness import closeness, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,8 @@ PACKING: Final = 10.0
 """Among nodes in use, the one that is left with the least."""
 INSTALL: Final = -45.0
 """A node that must install the engine first takes minutes and may fail: more than a download."""
+NEAR: Final = 8.0
+"""Cards of one NVLink island work together at several times the speed of PCIe."""
 ELSEWHERE: Final = -60.0
 """After repeated failures on a node, another one is worth even a download."""
 
@@ -85,12 +87,14 @@ def _of_use(profile: Profile, node: Node) -> dict[str, float]:
 
 def _with_cards(profile: Profile, node: Node) -> dict[str, float]:
     free = [gpu for gpu in node.gpus if gpu.healthy and not gpu.claims]
-    newly = sum(not gpu.claims for gpu in usable(profile, node)[: profile.gpus])
+    taken = nearest(profile, node)
+    newly = sum(not gpu.claims for gpu in taken)
     left = len(free) - newly
     keeps_whole = _in_use(node) or newly == len(node.gpus)
     return {
         "packing": PACKING * (1 - left / len(node.gpus)),
         "whole": WHOLE if keeps_whole else 0.0,
+        "near": NEAR * closeness(taken),
     }
 
 

@@ -226,6 +226,7 @@ def _gpu(row: Row) -> Gpu:
         driver=row["driver_version"],
         cuda=row["cuda_version"],
         nearest_nic=row["nearest_nic"],
+        island=row["island"],
         slice=row["slice"],
         unified=row["unified"],
         gone=row["gone"],

@@ -32,12 +32,13 @@ begin
         select distinct on (1) llmgw_core.known_uuid(p_node, e) as uuid, e from llmgw_core.list_of(p_gpus, 128, 'gpus') e order by 1),
     kept as (
         insert into llmgw_core.gpu as g (node_id, uuid, index, name, class, memory_mib, pci_bus_id, numa, driver_version, cuda_version, vendor,
-                memory_kind, parent, mig_profile, partitioned, fabric_state, cluster_uuid, clique, bandwidth, nearest_nic, nic_path, paths, detail, findings)
+                memory_kind, parent, mig_profile, partitioned, fabric_state, cluster_uuid, clique, bandwidth, nearest_nic, nic_path, paths, detail, findings, island)
             select p_node, t.uuid, (e->>'index')::int, coalesce(e->>'name', 'unknown'), coalesce(e->>'class', 'unknown'), (e->>'memory_mib')::bigint,
                 e->>'pci_bus_id', (e->>'numa')::int, e->>'driver_version', e->>'cuda_version', e->>'vendor', e->>'memory_kind',
                 e->>'parent', e->>'mig_profile', coalesce((e->>'partitioned')::boolean, false), e->>'fabric_state', e->>'cluster_uuid',
                 (e->>'clique')::bigint, e->>'bandwidth', e->>'nearest_nic', e->>'nic_path',
-                llmgw_core.object_of(e->'paths', 16384), llmgw_core.object_of(e->'detail', 32768), llmgw_core.findings_of(e)
+                llmgw_core.object_of(e->'paths', 16384), llmgw_core.object_of(e->'detail', 32768), llmgw_core.findings_of(e),
+                (e->>'island')::int
             from told t
         on conflict (node_id, uuid) do update set index = excluded.index, memory_mib = excluded.memory_mib,
             -- A lost card cannot say what it is: what was known of it stays.
@@ -48,7 +49,7 @@ begin
             mig_profile = excluded.mig_profile, partitioned = excluded.partitioned, fabric_state = excluded.fabric_state,
             cluster_uuid = excluded.cluster_uuid, clique = excluded.clique, bandwidth = excluded.bandwidth, nearest_nic = excluded.nearest_nic,
             nic_path = excluded.nic_path, paths = excluded.paths, detail = excluded.detail, findings = excluded.findings,
-            missing_since = null, reported_at = clock_timestamp()
+            island = excluded.island, missing_since = null, reported_at = clock_timestamp()
         returning g.uuid)
     select coalesce(array_agg(uuid), '{}') into said from kept;
     return said;

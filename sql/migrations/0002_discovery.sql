@@ -44,7 +44,8 @@ alter table llmgw_core.gpu
     add column mark_reason text,
     add column mark_actor text,
     add column mark_at timestamptz,
-    add column mark_accepts text[];
+    add column mark_accepts text[],
+    add column island int;
 -- What agents of the version before said of a card, in the new form: the next report replaces it.
 update llmgw_core.gpu g set findings = (
     select jsonb_agg(jsonb_build_object('code', 'reported', 'kind', 'passing', 'text', p, 'unhealthy', true))

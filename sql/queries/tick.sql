@@ -36,7 +36,7 @@ order by n.id;
 -- name: gpus
 -- Every card and slice with what foreign processes hold and what live shards claim. The setting is read once, not per node.
 -- A card in MIG mode is not one to give, and one without an index is lost.
-select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa, g.driver_version, g.cuda_version, g.nearest_nic, g.parent is not null as slice,
+select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa, g.driver_version, g.cuda_version, g.nearest_nic, g.island, g.parent is not null as slice,
     g.memory_kind is not distinct from 'unified' as unified, g.parent is not null and g.missing_since is not null as gone,
     (l.gpus->g.uuid->>'memory_foreign_mib')::bigint as memory_foreign_mib, c.claims
 from llmgw_core.gpu g

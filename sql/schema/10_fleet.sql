@@ -130,6 +130,7 @@ create table llmgw_core.gpu (
     mark_actor text,
     mark_at timestamptz,
     mark_accepts text[],
+    island int,
     primary key (node_id, uuid)
 );
 comment on table llmgw_core.gpu is 'Cards and MIG slices (parent is set) of a node. findings are the agent''s; healthy and problems follow from them and from the operator''s mark by trigger. A card that vanished stays, unhealthy, until another sits at its address or it is forgotten.';

@@ -46,7 +46,7 @@ select g.node_id as node, g.index, g.uuid, g.name, g.class, s.state, g.memory_mi
          then g.cluster_uuid end as domain,
     g.clique, g.bandwidth,
     (s.claims->0->>'shard_id')::bigint as shard,
-    s.memory_foreign_mib as memory_foreign_mb, s.fast->'foreign_pids' as foreign_pids, g.memory_kind, g.vendor, g.parent, g.mig_profile,
+    s.memory_foreign_mib as memory_foreign_mb, s.fast->'foreign_pids' as foreign_pids, g.memory_kind, g.vendor, g.parent, g.mig_profile, g.island,
     g.driver_version, g.cuda_version, g.pci_bus_id, g.paths, g.detail, nullif(g.findings, '[]') as findings,
     g.mark, g.mark_reason, g.mark_actor, g.mark_at
 from llmgw_core.gpu g join llmgw_core.gpu_state s using (node_id, uuid);

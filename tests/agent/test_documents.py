@@ -121,3 +121,16 @@ def test_E08_events_carry_their_meaning_and_their_card():
     assert told["evidence"]["finding_kind"] in ("reset", "hardware")
     [loaded] = documents.event_documents([Event("loaded", "loaded")], {})
     assert (loaded["object"], "finding_kind" in loaded["evidence"]) == ("host", False)
+
+
+def test_islands_are_cards_that_nvlink_joins():
+    def card(index, *linked, path="NV4"):
+        paths = {str(peer): path for peer in linked} | {"mlx5_0": "PIX"}
+        return Gpu(uuid=f"GPU-{index}", index=index, paths=paths)
+
+    cards = (card(0, 1), card(1, 0), card(2, 3), card(3, 2), card(4, 0, path="SYS"))
+    told = documents.gpu_documents(Found(gpus=Gpus(cards)))
+    assert [document.get("island") for document in told] == [0, 0, 1, 1, None]
+    chain = (card(0, 1), card(1, 0, 2), card(2, 1))
+    told = documents.gpu_documents(Found(gpus=Gpus(chain)))
+    assert [document["island"] for document in told] == [0, 0, 0]

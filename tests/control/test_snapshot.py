@@ -21,7 +21,7 @@ NODE = {
 GPU = {
     "node_id": "n", "uuid": "G", "index": 0, "class": "H100", "memory_mib": 80, "healthy": True,
     "problems": ["hot"], "numa": 1, "memory_foreign_mib": 5, "claims": [[7, None], [8, 40]],
-    "driver_version": "590.1", "cuda_version": "13.1", "nearest_nic": "mlx5_0",
+    "driver_version": "590.1", "cuda_version": "13.1", "nearest_nic": "mlx5_0", "island": 2,
     "slice": True, "unified": False, "gone": False,
 }  # fmt: skip
 MODEL = {
@@ -94,6 +94,7 @@ def test_every_field_finds_its_place():
             "590.1",
             "13.1",
             "mlx5_0",
+            2,
         ),
     )
     assert (node.id, node.state, node.alloc_gen, node.arch) == ("n", "ready", 3, "x86_64")

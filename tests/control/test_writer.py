@@ -111,7 +111,7 @@ async def test_cards_that_did_not_change_are_the_same_values(leader, fleet):
 CARD = {
     "node_id": "n", "class": "H100", "memory_mib": 1, "healthy": True, "problems": [],
     "numa": None, "memory_foreign_mib": None, "claims": None,
-    "driver_version": None, "cuda_version": None, "nearest_nic": None,
+    "driver_version": None, "cuda_version": None, "nearest_nic": None, "island": None,
     "slice": False, "unified": False, "gone": False,
 }  # fmt: skip
 EMPTY = {name: [] for name in snapshot.TABLES}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.placement.model import Create, Move
+import pytest
+
+from controller.placement.model import Asked, Create, Move
 from controller.reconcile.scale import PATIENCE_S
 from tests.placement.made_fleet import gpu, model, node, profile
 from tests.placement.simulated import Fleet
@@ -49,6 +51,42 @@ def test_replicas_are_replaced_one_at_a_time_and_the_new_one_is_ready_first():
     assert {"replacement: an operator asked to replace it", "an operator asked to replace it"} <= (
         told
     )
+
+
+@pytest.mark.parametrize("nodes", [1, 6])
+@pytest.mark.parametrize("mark", [False, True])
+@pytest.mark.parametrize("least", [0, 1])
+def test_one_more_for_a_drain_is_no_wish_for_more(nodes, mark, least):
+    """Of a model that scales by demand: each replacement must not ask for another one."""
+    wanted = model("m", 1, max_replicas=4, asked=Asked(in_flight=1))
+    one = Fleet({f"n{i}": node(f"n{i}", 1) for i in range(nodes)}, {"m": wanted})
+    one.settle()
+    one.models["m"] = replace(wanted, min_replicas=least)
+    one.settle()
+    (old,) = one.nodes_of()
+    if mark:
+        asked(one)
+    else:
+        one.states[old] = "draining"
+    for _ in range(100):
+        one.tick()
+        assert len(one.states_of()) <= 2
+        assert one.nodes_of(state="ready")
+    assert one.states_of() == (["ready"] if nodes > 1 else ["pending", "ready"])
+
+
+def test_a_drain_of_more_than_needed_keeps_them_while_it_lasts():
+    wanted = model("m", 3, max_replicas=4, asked=Asked(in_flight=1))
+    one = Fleet({f"n{i}": node(f"n{i}", 1) for i in range(6)}, {"m": wanted})
+    one.settle()
+    one.now += 70.0
+    one.models["m"] = replace(wanted, min_replicas=1, asked=Asked(in_flight=1, peak=20))
+    one.states[one.nodes_of()[0]] = "draining"
+    for _ in range(20):
+        one.tick()
+        assert 3 <= len(one.nodes_of(state="ready"))
+        assert len(one.states_of()) <= 4
+    assert one.states_of() == ["ready"] * 3
 
 
 def test_without_room_for_both_nothing_stops_and_the_reasons_are_told():
