@@ -44,7 +44,7 @@ def balance(
 ) -> list[Create | Move]:
     """Moves and creations that bring one model nearer to what is wanted, each replica once."""
     active = [s for s in standings if s.state in ACTIVE]
-    wish = wanted(model, active, around)
+    wish = wanted(model, _without_replacement(active, standings, around), around)
     want, told = wish.count, f" ({wish.why})" if wish.why else ""
     starting = [s for s in active if s.state == "starting" and _must_leave(s.replica, around)]
     active = [s for s in active if s not in starting]
@@ -71,6 +71,23 @@ def balance(
     waiting = [s.replica for s in active if s.state == "failed" and not s.moved]
     items += [again for replica in waiting if (again := retry(replica, around))]
     return items
+
+
+def _without_replacement(
+    active: list[Standing], standings: Sequence[Standing], around: Around
+) -> list[Standing]:
+    """Those that say how many there should be: one more for a drain is no wish for more.
+
+    Else each replacement would count as wanted, and the next tick would add another one to it.
+    """
+    leaving = [s for s in active if s.state == "ready" and _must_leave(s.replica, around)]
+    others = [s for s in active if s not in leaving]
+    if not leaving or not others or _under_way(standings, around):
+        return active
+    newest = max(others, key=lambda s: (s.replica.created_at, s.replica.id))
+    if newest.state == "ready" and not demand.resides(newest.replica, around.now, around.settings):
+        return active
+    return [s for s in active if s is not newest]
 
 
 def drain(replica: Replica, reason: str, around: Around) -> Move:
