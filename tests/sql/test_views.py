@@ -254,7 +254,11 @@ def test_disks_are_the_local_ones_and_unknown_without(fleet, lived_in):
     [row] = fleet.rows(
         "select disk_free_gb, disk_total_gb, models_on_disk from llmgw.nodes where id = 'n1'"
     )
-    assert row == {"disk_free_gb": 5.0, "disk_total_gb": 10.0, "models_on_disk": ["file:/m.gguf"]}
+    assert row == {
+        "disk_free_gb": 5.0,
+        "disk_total_gb": 10.0,
+        "models_on_disk": ["file:/m.gguf", "hf:a/b"],
+    }
     fleet.report(lived_in[0], "disks", [])
     assert fleet.value("select disk_free_gb from llmgw.nodes where id = 'n1'") is None
 
