@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
+from agent import procfs
 from agent.assignment import Assignment, BadAssignment, Gang, Gpu, parse
 from agent.engines import CannotLaunch, Place, engine_of
 from agent.engines.gang import interface_of
@@ -15,6 +20,11 @@ from agent.process import Mark, end_tree, spawn
 from agent.readiness import not_ready_because
 from tests.agent.conftest import until
 from tests.agent.test_engines import program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.agent.conftest import Node
 
 TOLD = {"head": "10.0.0.1", "master_port": 20600, "nodes": 2, "transport": "infiniband",
         "hcas": ["mlx5_1:1", "mlx5_0:1"]}  # fmt: skip
@@ -183,3 +193,41 @@ async def test_a_rank_without_a_door_is_ready_when_it_has_lived_a_moment(
         await until(ready, "the process has lived long enough")
     finally:
         await end_tree(leader, mark, 0)
+
+
+def told(port: int, **more: object) -> dict[str, Any]:
+    gang = {"head": "127.0.0.1", "master_port": port, "nodes": 2, "transport": "network"}
+    return {"shards": 2, "gang": gang | more}
+
+
+async def test_the_head_does_not_meet_where_a_stranger_listens(
+    node: Node, odd: Callable[..., dict[str, Any]]
+) -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    node.door.assign(odd(1, **told(port)))
+    async with node.running():
+        word = await node.state(1, "failed")
+        assert f"port {port} is held by pid {os.getpid()}" in word["error"]
+    for listener in listeners:
+        await listener.aclose()
+
+
+@pytest.mark.slow
+async def test_a_rank_that_serves_nobody_gets_ready_and_is_missed_when_it_dies(
+    node: Node, odd: Callable[..., dict[str, Any]]
+) -> None:
+    program = "import signal; print('rank {rank} of {nodes}', flush=True); signal.pause()"
+    command = [sys.executable, "-c", program]
+    env = {"GLOO_SOCKET_IFNAME": "eth9"}
+    node.door.assign(odd(1, rank=1, command=command, env=env, **told(20600)))
+    async with node.running():
+        word = await node.state(1, "ready")
+        seen = procfs.environment(word["pid"])
+        assert seen is not None
+        assert seen["GLOO_SOCKET_IFNAME"] == "eth9", "the profile's own word wins"
+        assert seen["NCCL_SOCKET_IFNAME"] == f"={interface_of('127.0.0.1')}"
+        assert seen["CUDA_VISIBLE_DEVICES"] == ""
+        os.kill(word["pid"], signal.SIGKILL)
+        word = await node.state(1, "failed")
+        assert (word["exit_code"], word["log_tail"]) == (-9, "rank 1 of 2\n")
