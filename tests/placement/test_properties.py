@@ -275,3 +275,18 @@ def test_nodes_of_one_shape_get_the_same_answer_and_the_best_node_wins(made, wan
             for id_, now in ledger.nodes.items():
                 exact = ",".join(r.code for r in filters.refusals(demand.profile, now))
                 assert demand._codes[ledger.shapes[id_]].decode() == exact
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(nodes(at_least=3), models(), st.integers(0, 3))
+def test_what_a_plan_remembers_from_gang_to_gang_is_what_it_would_see_anew(made, wants, seed):
+    planner = Planner(made.values(), wants.values(), [], seed)
+    for number in range(5):
+        for wanted in wants.values():
+            anew = Planner(planner.ledger.present(), wants.values(), [], seed)
+            anew._hosts = {name: dict(hosts) for name, hosts in planner._hosts.items()}
+            pending = replica(number, "pending", of=wanted.name)
+            place, refused = planner.place(wanted, pending)
+            other, others = anew.place(wanted, pending)
+            assert (place, refused.digest, list(refused)) == (other, others.digest, list(others))
