@@ -52,6 +52,10 @@ union all select 'replica failed', model || '/' || id, error from llmgw_core.rep
 union all select 'node behind its assignments', n.id, format('generation %s, applied %s', n.alloc_gen, b.applied_gen)
     from llmgw_core.node n join llmgw_core.beat b on b.node_id = n.id
     where b.applied_gen < n.alloc_gen and clock_timestamp() - b.seen_at < llmgw_core.seconds('unreachable_after')
+union all select 'models take turns', d.model, format('%s of its replicas made room within 10 minutes, for %s: they want the same place',
+        count(*), string_agg(distinct d.detail->>'room_for', ', '))
+    from llmgw_core.decision d where d.at > clock_timestamp() - interval '10 min' and d.kind = 'move' and d.detail->>'room_for' is not null
+    group by d.model having count(*) > 3
 union all select 'nobody leads', 'duty ' || name, 'no live controller holds the lease' from llmgw.leases where not held
 union all select 'idle in transaction', application_name || ' pid ' || pid, (clock_timestamp() - state_change)::text from pg_stat_activity
     where state like 'idle in tr%' and clock_timestamp() - state_change > interval '5 s'

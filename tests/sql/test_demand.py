@@ -170,7 +170,20 @@ def test_who_leaves_for_whom_is_kept_until_it_is_wanted_again(fleet):
     fleet.model("m")
     node = fleet.node("n1")
     replica, _ = fleet.running("m", node)
-    fleet.move(replica, "draining", from_state="ready", room_for="other")
+    fleet.move(replica, "draining", room_for="other")
     assert fleet.value("select room_for from llmgw_core.replica") == "other"
-    fleet.move(replica, "ready", from_state="draining")
+    fleet.move(replica, "ready")
     assert fleet.value("select room_for from llmgw_core.replica") is None
+
+
+def test_D26_models_that_do_little_but_take_turns_are_trouble(fleet):
+    fleet.model("m")
+    node = fleet.node("n1")
+    replica, _ = fleet.running("m", node)
+    turns = "select why from llmgw.trouble where what = 'models take turns' and object = 'm'"
+    for other in ("a", "b", "a", "b"):
+        assert fleet.rows(turns) == []
+        fleet.move(replica, "draining", room_for=other, model="m")
+        fleet.move(replica, "ready")
+    (row,) = fleet.rows(turns)
+    assert row["why"].startswith("4 of its replicas made room within 10 minutes, for a, b")
