@@ -72,6 +72,7 @@ def build(
         env=env,
         engine_paths=settings.engine_paths,
         numbering=machine.numbering,
+        released=machine.released,
         provision=engines.ensure,
     )
     shards = Shards(site, settings.mgmt_addr or LOOPBACK)

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from agent.health_ledger import Ledger
-    from agent.probes.card import Gpus, MigDevice
+    from agent.probes.card import Gpu, Gpus, MigDevice
     from agent.probes.found import Found
     from agent.probes.scan import Scan
 
 FIRST_LOOK_S: Final = 60.0
 """How long an engine that needs the cards' numbers waits for the first look after a start."""
+RELEASE_S: Final = 30.0
+RELEASE_CHECK_S: Final = 0.5
 MAX_XIDS: Final = 200
 """Events of the driver that wait for the next look; older ones go first."""
 log = structlog.get_logger()
@@ -204,6 +206,22 @@ class Machine:
         )
         return sum(p.rss_bytes for p in processes if p is not None) // 2**20
 
+    async def released(self, uuids: Sequence[str], within_s: float = RELEASE_S) -> str | None:
+        """Wait until no ended process holds memory of these cards any more (case D20).
+
+        None when it is free, or nobody can tell; else what is left after `within_s` seconds.
+        """
+        child = self._child if self._asks_nvml else None
+        deadline = trio.current_time() + within_s
+        while True:
+            found = await inventory.read_gpus(self._root, fast=True, child=child)
+            held = [c for c in found.cards if c.uuid in uuids and gpus.unexplained_memory(c)]
+            if not held:
+                return None
+            if trio.current_time() >= deadline:
+                return "; ".join(unreleased(card) for card in held)
+            await trio.sleep(RELEASE_CHECK_S)
+
     async def watch(self) -> None:
         """Wait for the driver's error events, for ever; each asks for a look at once."""
         if not self._asks_nvml:
@@ -218,6 +236,15 @@ class Machine:
     async def scan_fabric(self, hca: str, port: int) -> Scan:
         """What ibnetdiscover prints through a port."""
         return await scan(self._root, hca, port)
+
+
+def unreleased(card: Gpu) -> str:
+    """What is left on a card that should be free, for people. Pure."""
+    pids = ", ".join(str(p.pid) for p in card.processes or ()) or "none"
+    return (
+        f"memory not released: {gpus.unexplained_memory(card)} MiB of {card.uuid} belong to no "
+        f"process (pids on the card: {pids}); reset the card if this stays"
+    )
 
 
 def numbers(found: Gpus) -> dict[str, int]:

@@ -26,7 +26,7 @@ from agent.work import News
 from sql.states import SHARD_FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -42,6 +42,9 @@ SLOWEST_CHECK_S = 1.0
 MISSES = 3
 """A ready engine may miss this many checks in a row: one slow answer takes nothing away."""
 BLOCKED_RETRY_S = 5.0
+FROZEN_S = 120.0
+"""An engine that was ready and makes no progress for so long is ended: it holds cards and serves
+nobody. Long work (a compile, a long prompt) does not keep it from answering its health path."""
 TAIL_LINES = 40
 
 
@@ -56,6 +59,11 @@ class Failed(Exception):
 async def unnumbered() -> Mapping[str, int]:
     """For a node whose cards have no numbers, or none at all."""
     return {}
+
+
+async def nothing_held(_: Sequence[str]) -> str | None:
+    """For a node whose cards nobody can look at, or without any."""
+    return None
 
 
 async def as_it_is(_: Assignment, __: Callable[[dict[str, Any]], None]) -> Path | None:
@@ -76,6 +84,8 @@ class Site:
     news: News = field(default_factory=News)
     numbering: Callable[[], Awaitable[Mapping[str, int]]] = unnumbered
     """Numbers of the cards by UUID; empty when they cannot be told for all."""
+    released: Callable[[Sequence[str]], Awaitable[str | None]] = nothing_held
+    """Waits until memory of these cards is free of ended processes; returns why it is not."""
     provision: Provisioner = as_it_is
     """The environment of the engine's version, built when it must; raises NoEngine."""
 
@@ -242,7 +252,7 @@ class Shard:
             elif self.record.state == "ready":
                 misses, delay = misses + 1, SLOWEST_CHECK_S
                 if misses >= MISSES:
-                    begun = trio.current_time()
+                    begun, limit_s = trio.current_time(), min(limit_s, FROZEN_S)
                     await self._set("starting", f"was ready and is not any more: {reason}")
             elif trio.current_time() - begun >= limit_s:
                 return f"not ready after {limit_s:g} s: {reason}"
@@ -279,9 +289,12 @@ class Shard:
         await trio.to_thread.run_sync(self._site.state.save, record)
         self._site.news.tell()
 
-    async def _clear(self, grace_s: float) -> None:
-        """End everything of this shard. Says `blocked` and goes on while something remains."""
-        record = self.record
+    async def _clear(self, grace_s: float) -> str | None:
+        """End everything of this shard. Says `blocked` and goes on while something remains.
+
+        Returns what is still held of its cards although nothing of it lives, None for nothing.
+        """
+        record, held = self.record, None
         while left := await end_tree(record.process, self._mark, grace_s):
             state = "starting" if record.state == "ready" else record.state
             words = ", ".join(f"{pid} ({procfs.command_line(pid)})" for pid in left)
@@ -291,26 +304,32 @@ class Shard:
             await trio.sleep(BLOCKED_RETRY_S)
         if record.process is not None:
             exit_code(record.process)  # reaps our own child; its code was taken before
+        if record.process is not None and self.assignment.gpus:
+            # At `stopped` the database gives the cards away: their memory must be free by then.
+            held = await self._site.released([gpu.uuid for gpu in self.assignment.gpus])
+            if held is not None:
+                self.log.error("card memory not released", why=held)
         record.process = None
         record.usage.clear()
         record.pids = set()
+        return held
 
     async def _fail(self, message: str, code: int | None) -> None:
-        await self._clear(0)
+        held = await self._clear(0)
         log = self._site.state.log_of(self.assignment.shard)
         part = await trio.to_thread.run_sync(tail, log, TAIL_LINES, TAIL_BYTES)
         self.record.exit_code, self.record.log_tail = code, part.text or None
         self.record.fetch = None
-        message += hint(part.text, self._devices)
+        message += hint(part.text, self._devices) + (f"; {held}" if held else "")
         await self._set("failed", message)
         self.log.warning("shard failed", error=message, exit_code=code)
 
     async def _stop(self) -> None:
         if self.record.state in ("starting", "ready"):
             await self._set("draining")
-        await self._clear(self.assignment.stop_grace_s)
+        held = await self._clear(self.assignment.stop_grace_s)
         self.record.fetch = None
-        await self._set("stopped")
+        await self._set("stopped", held)
         self.log.info("shard stopped")
 
     async def _suspend(self) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PROC_GPUS: Final = "/proc/driver/nvidia/gpus"
 PCI_DRIVER: Final = "/sys/bus/pci/drivers/nvidia"
 MAX_GPUS: Final = 256
+DRIVER_MIB: Final = 1024
+"""What a driver may use of a card for itself and in contexts that it lists under no process."""
 _BRANDS: Final = frozenset(
     {"nvidia", "geforce", "tesla", "quadro", "grid", "amd", "ati", "radeon", "instinct"}
 )
@@ -94,20 +96,37 @@ def cpu_words(cpus: Collection[int]) -> str:
 
 
 def foreign_memory(gpu: Gpu, own_pids: Collection[int]) -> int | None:
-    """MiB held by processes that are not ours; None when that cannot be told.
+    """MiB held by others than our processes; None when that cannot be told.
 
     A foreign process that does not show its memory is charged with all that ours do not explain.
+    Memory in use that no process explains is nobody's to give either: of a process in another
+    container, or not released by one that has ended (case D20).
     """
     if gpu.processes is None:
         return None
     foreign = [process for process in gpu.processes if process.pid not in own_pids]
     known = [process.memory_mib for process in foreign if process.memory_mib is not None]
     if len(known) == len(foreign):
-        return sum(known)
+        return sum(known) + (unexplained_memory(gpu) or 0)
     if gpu.memory_used_mib is None:
         return None
     ours = sum(p.memory_mib or 0 for p in gpu.processes if p.pid in own_pids)
     return max(sum(known), gpu.memory_used_mib - ours)
+
+
+def unexplained_memory(gpu: Gpu) -> int | None:
+    """MiB in use that no process of the driver's list explains; small amounts are the driver's own.
+
+    None when it cannot be told: no list, a process without a figure, MIG, unified memory.
+    """
+    used, listed = gpu.memory_used_mib, gpu.processes
+    if used is None or listed is None or gpu.mig or gpu.slices or gpu.memory_kind == "unified":
+        return None
+    known = [process.memory_mib for process in listed if process.memory_mib is not None]
+    if len(known) < len(listed):
+        return None
+    left = used - sum(known)
+    return left if left > DRIVER_MIB else 0
 
 
 def parse_kernel_gpu(directory: str, text: str) -> KernelGpu | None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio
 
 from agent.health_document import to_document
@@ -94,3 +95,34 @@ async def test_the_numbers_wait_for_the_first_look(autojump_clock: trio.testing.
         begun = trio.current_time()
         assert await machine.numbering() == {}
         assert trio.current_time() - begun == 60
+
+
+def with_memory(folder: Path, looks: int, process: str = "") -> Root:
+    """A card that holds 40 GiB of no process for so many looks, then nothing."""
+    root = captured(folder)
+    text = (folder / "nvidia-smi.txt").read_text()
+    (folder / "held.txt").write_text(text.replace("Used : 0 MiB", "Used : 40960 MiB") + process)
+    (folder / "nvidia-smi.txt").write_text(text + "    Processes : None\n")
+    (folder / "held.txt").write_text((folder / "held.txt").read_text() + "    Processes : None\n")
+    (folder / "bin/nvidia-smi").write_text(
+        f"#!/bin/sh\ncd '{folder}'\necho x >> looks\n"
+        f"if [ $(wc -l < looks) -le {looks} ]; then cat held.txt; else cat nvidia-smi.txt; fi\n"
+    )
+    return root
+
+
+@pytest.mark.parametrize(("looks", "free"), [(0, True), (2, True), (9999, False)])
+async def test_D20_memory_is_seen_free_before_the_card_is_given_away(
+    tmp_path: Path, looks: int, free: bool
+) -> None:
+    async with Machine(ProbeConfig(), "", with_memory(tmp_path, looks)) as machine:
+        said = await machine.released(["GPU-x"], within_s=20.0 if free else 0.5)
+        assert await machine.released(["GPU-other"], within_s=0.0) is None
+        use = await machine.fast(set())
+    if free:
+        assert said is None
+        assert use["gpus"][0]["memory_foreign_mib"] == 0
+    else:
+        assert said is not None
+        assert said.startswith("memory not released: 40960 MiB of GPU-x belong to no process")
+        assert use["gpus"][0]["memory_foreign_mib"] == 40960, "nothing is placed there meanwhile"
