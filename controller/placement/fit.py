@@ -63,13 +63,19 @@ def estimate(
 
     Never raises, whatever the document and the arguments hold.
     """
-    asked = ask(engine, args, env or {}, gpus, shards)
-    if asked.unclear:
-        return Estimate(card_mib=card_mib, missing=asked.unclear, notes=asked.notes)
-    facts = fit_facts.read(document)
-    if missing := _missing(facts, asked, card_mib):
+    facts, asks = fit_facts.read(document), [ask(engine, args, env or {}, gpus, shards)]
+    if shards > 1:
+        asks.append(ask(engine, args, env or {}, gpus, shards, wide=False))
+    found = [_one(facts, asked, card_mib, max(gpus, 1) * max(shards, 1)) for asked in asks]
+    # How nodes will be connected is not known here: the way that needs more is told.
+    return max(found, key=lambda one: one.need_mib or 0)
+
+
+def _one(f: Facts, asked: Ask, card_mib: int | None, cards: int) -> Estimate:
+    missing = asked.unclear or _missing(f, asked, card_mib)
+    if missing:
         return Estimate(card_mib=card_mib, missing=missing, notes=asked.notes)
-    return _Fit(facts, asked, card_mib, max(gpus, 1) * max(shards, 1)).estimate()
+    return _Fit(f, asked, card_mib, cards).estimate()
 
 
 def _missing(f: Facts, asked: Ask, card_mib: int | None) -> tuple[str, ...]:

@@ -77,22 +77,47 @@ class Ask:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Cards of each node, nodes, and whether one tensor spans them."""
+
+    gpus: int
+    shards: int
+    wide: bool
+
+
 def ask(
-    engine: str, args: Sequence[object], env: Mapping[str, object], gpus: int, shards: int
+    engine: str,
+    args: Sequence[object],
+    env: Mapping[str, object],
+    gpus: int,
+    shards: int,
+    *,
+    wide: bool = True,
 ) -> Ask:
-    """What a profile asks for. ``gpus`` is the number of cards of each of ``shards`` nodes."""
+    """What a profile asks for. ``gpus`` is the number of cards of each of ``shards`` nodes.
+
+    Of several nodes the agent makes one tensor (``wide``), or a stage of a pipeline of each,
+    depending on what connects them, where the profile does not say.
+    """
     if engine not in ENGINES:
         return Ask(engine, unclear=(f"engine {engine} runs what only its user knows",))
     options = Options(args, env)
-    cards = max(gpus, 1) * max(shards, 1)
-    found = {"vllm": _vllm, "sglang": _sglang, "llamacpp": _llamacpp}[engine](options, cards)
+    gang = Gang(max(gpus, 1), max(shards, 1), wide)
+    found = {"vllm": _vllm, "sglang": _sglang, "llamacpp": _llamacpp}[engine](options, gang)
     if engine != "llamacpp" and options.text("--config") is not None:
         options.unclear.append("--config names a file with arguments that only the node can read")
     return replace(found, unclear=tuple(options.unclear))
 
 
-def _split(options: Options, cards: int, tp: int | None, pp: int, dp: int) -> tuple[int, list[str]]:
-    """Cards of one tensor-parallel group: the agent fills in what the profile leaves out."""
+def _split(
+    options: Options, gang: Gang, tp: int | None, pp: int | None, dp: int
+) -> tuple[int, int, list[str]]:
+    """Cards of a tensor and stages of a pipeline: the agent fills in what is not given."""
+    cards = gang.gpus * gang.shards
+    if pp is None and gang.shards > 1:
+        pp = cards // (tp * dp) if tp else (1 if gang.wide or dp > 1 else gang.shards)
+    pp = max(pp or 1, 1)
     tp = max(cards // (pp * dp), 1) if tp is None else tp
     if tp * pp * dp > cards:
         options.unclear.append(
@@ -100,13 +125,13 @@ def _split(options: Options, cards: int, tp: int | None, pp: int, dp: int) -> tu
             f"and the profile gives {cards}"
         )
     left = cards - tp * pp * dp
-    return tp, [f"{left} of {cards} cards stay unused by its arguments"] if left > 0 else []
+    return tp, pp, [f"{left} of {cards} cards stay unused by its arguments"] if left > 0 else []
 
 
-def _vllm(o: Options, cards: int) -> Ask:
-    pp = o.one("--pipeline-parallel-size", "-pp")
+def _vllm(o: Options, gang: Gang) -> Ask:
+    stages = o.whole("--pipeline-parallel-size", "-pp")
     dp = o.one("--data-parallel-size", "-dp")
-    tp, notes = _split(o, cards, o.whole("--tensor-parallel-size", "-tp"), pp, dp)
+    tp, pp, notes = _split(o, gang, o.whole("--tensor-parallel-size", "-tp"), stages, dp)
     length = o.text("--max-model-len")
     auto = length in ("auto", "-1")
     share = o.number("--gpu-memory-utilization", least=0.01)
@@ -133,12 +158,12 @@ def _vllm(o: Options, cards: int) -> Ask:
     )  # fmt: skip
 
 
-def _sglang(o: Options, cards: int) -> Ask:
-    pp = o.one("--pp-size", "--pipeline-parallel-size")
+def _sglang(o: Options, gang: Gang) -> Ask:
+    stages = o.whole("--pp-size", "--pipeline-parallel-size")
     dp = o.one("--dp-size", "--dp", "--data-parallel-size")
     spread = o.flag("--enable-dp-attention")  # then dp is a part of tp, not beside it
     given = o.whole("--tp-size", "--tp", "--tensor-parallel-size")
-    tp, notes = _split(o, cards, given, pp, 1 if spread else dp)
+    tp, pp, notes = _split(o, gang, given, stages, 1 if spread else dp)
     share = o.number("--mem-fraction-static", least=0.01)
     if share is not None and share > 1:
         o.unclear.append(f"--mem-fraction-static {share:g} is more than the whole card")
@@ -159,7 +184,8 @@ def _sglang(o: Options, cards: int) -> Ask:
     )  # fmt: skip
 
 
-def _llamacpp(o: Options, cards: int) -> Ask:
+def _llamacpp(o: Options, gang: Gang) -> Ask:
+    cards = gang.gpus * gang.shards
     layers = o.text("-ngl", "--gpu-layers", "--n-gpu-layers", "LLAMA_ARG_N_GPU_LAYERS")
     everything = layers in ("all", "-2")
     context = o.whole("-c", "--ctx-size", "LLAMA_ARG_CTX_SIZE", least=0)

@@ -203,3 +203,16 @@ def test_all_missing_facts_are_told_at_once():
     assert estimate({"layers": 3}, engine="vllm", card_mib=H100).missing == known
     for nothing in (None, {}, [], "x"):
         assert set(estimate(nothing, engine="vllm").missing) == {*known, "layers"}
+
+
+def test_nodes_share_a_model_as_the_agent_will_split_it():
+    def of(*args, shards=2, gpus=8):
+        found = estimate(m.DEEPSEEK_FACTS, engine="vllm", args=args, gpus=gpus, shards=shards)
+        return found.lines[0].mib, found.lines[1].mib
+
+    weights, cache = of()
+    assert weights < 0.6 * of(shards=1)[0], "16 cards have half of what 8 have"
+    assert cache == of(shards=1)[1], "one tensor over all nodes: the latent is on every card"
+    # With the tensor's width given, each node becomes a stage with its own layers.
+    assert of("-tp", "8")[1] == pytest.approx(cache * 31 / 61, rel=0.01)
+    assert of("-tp", "8") == of("-tp", "8", "-pp", "2")

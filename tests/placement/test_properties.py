@@ -84,6 +84,7 @@ def profiles(draw):
         gpu_class=draw(st.sampled_from([None, "H100"])),
         gpu_memory_mib=draw(st.sampled_from([10 * GIB, 30 * GIB] + ([] if share else [None]))),
         share=share,
+        fit_mib=draw(st.sampled_from([None, None, 13 * GIB, 60 * GIB])),
         cpus=draw(st.sampled_from([None, 1.0, 3.0])),
         memory_mib=draw(st.sampled_from([None, 1024, 6 * GIB])),
         pool_labels=draw(st.sampled_from([{}, {"zone": ("a",)}])),
