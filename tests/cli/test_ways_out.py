@@ -29,6 +29,7 @@ READS = [
     "fit tiny",
     "decisions",
     "weights",
+    "weights orphans",
     "keys",
     "keys list",
     "node show n2",
@@ -40,7 +41,7 @@ READS = [
 ]
 WRITES = [
     "cordon n1", "uncordon n1", "drain n1", "node enroll n7", "node revoke n2", "keys create k",
-    "scale tiny --min 2",
+    "scale tiny --min 2", "weights collect --all",
     "gpu mark n1 1 unhealthy --reason fan",
     "replace tiny", "replace 1 --cancel", "what-if --scale tiny=2",
     "model remove tiny", "drain n3 --wait --timeout 1s",
@@ -73,6 +74,9 @@ REFUSED = {
     "gpu forget n1 0": 1,
     "topology nope": 1,
     "topology nope --scan": 1,
+    "weights collect /nope": 1,
+    "weights collect": 2,
+    "weights colect --all": 2,
     "db status": 1,
     "db upgrade": 1,
     "nodez": 2,
