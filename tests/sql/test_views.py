@@ -62,7 +62,7 @@ def lived_in(fleet):
             "weights",
             [
                 {"source": "file:/m.gguf", "path": "/m", "complete": True, "bytes": 5},
-                {"source": "hf:a/b", "path": "/w/b", "complete": False, "managed": True},
+                {"source": "hf:a/b", "path": "/w/b", "complete": True, "managed": True},
             ],
         )
     fleet.controller.execute(
