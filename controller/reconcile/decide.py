@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from controller.placement.model import Attempt, Create, Model, Move, Place, Plan, Replica, Snapshot
 from controller.placement.place import OCCUPYING, Planner
-from controller.reconcile import lifecycle, room, scale
+from controller.reconcile import demand, lifecycle, room, scale
 from controller.reconcile.demand import Standing
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _at_rest(
         return False
     if not all(replica.state == "ready" for replica in members):
         return False
-    if model is not None and len(members) == model.min_replicas == model.max_replicas:
+    if model is not None and demand.holds(model, len(members), around.now, around.settings):
         return True
     standings = [Standing(replica, "ready", moved=False) for replica in members]
     return len(members) == scale.wanted(model, standings, around).count

@@ -58,12 +58,25 @@ def desired(model: Model, active: Sequence[Standing], now: float, settings: Sett
         return Wish(have, "no router tells what is asked")
     if base == 0 and all(_unused(s, model, now, settings) for s in active):
         return Wish(0, f"nobody has used it for {_patience(model, settings):g} s")
-    low = max(base, model.min_replicas, 1)
-    quiet = ceil(model.asked.peak / (SPARE * _concurrency(model, settings)))
-    fewer = min(max(low, quiet), most)
+    fewer = _enough(model, base, settings)
     if fewer < have and all(_has_stayed(s, now, settings) for s in active):
         return Wish(fewer, f"at most {model.asked.peak} requests at once lately")
     return Wish(have, "more than asked for, but not for long enough")
+
+
+def holds(model: Model, count: int, now: float, settings: Settings) -> bool:
+    """Whether so many ready replicas are right whatever each of them does; cheap."""
+    if count > max(model.max_replicas, model.min_replicas):
+        return False
+    base = needed(model, now, settings)
+    return base == count or (0 < base < count and _enough(model, base, settings) >= count)
+
+
+def _enough(model: Model, base: int, settings: Settings) -> int:
+    """The fewest that would have served the last minute with room to spare."""
+    quiet = ceil(model.asked.peak / (SPARE * _concurrency(model, settings)))
+    most = max(model.max_replicas, model.min_replicas, 0)
+    return min(max(base, model.min_replicas, 1, quiet), most)
 
 
 def idle_since(replica: Replica) -> float | None:

@@ -11,19 +11,35 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from controller.placement import filters
 from controller.placement.ledger import pool_claim
 from controller.placement.place import Planner
+from controller.placement.reasons import Code
 from controller.reconcile import demand
 from controller.reconcile.scale import drain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from controller.placement.model import Model, Move, Node, Replica, Shard, Snapshot
+    from controller.placement.model import Model, Move, Node, Profile, Replica, Shard, Snapshot
     from controller.reconcile.lifecycle import Around
 
 MOST: Final = 4
-"""Models for which one plan looks for room: each look tries placement a few times over."""
+"""Models for which one plan looks for room."""
+
+WALK: Final = 2000
+"""Idle replicas that are looked at for one model."""
+
+GANG_GUESTS: Final = 64
+"""The same where several nodes are wanted together: each step plans over all nodes."""
+
+TAKEN: Final = frozenset({Code.GPU_TAKEN, Code.CPUS, Code.MEMORY, Code.PORT_RANGE_FULL})
+"""Refusals that end when others leave."""
+
+OF_CARDS: Final = frozenset(c for c in Code if c.startswith("gpu_")) - {
+    Code.GPU_CLASS,
+    Code.GPU_COUNT,
+}
 
 SERVING: Final = frozenset({"starting", "ready"})
 LEAVING: Final = frozenset({"draining", "stopping"})
@@ -63,7 +79,8 @@ def make(
         able = sorted((g for g in guests if _may(g, model, serving, around)), key=_turn)
         if not able or looked >= MOST:
             continue
-        looked += 1
+        # Gangs cost the whole fleet each time: one of them in a plan is enough.
+        looked += MOST if any(p.shards > 1 for p in model.profiles) else 1
         pending = next(r for r in hungry if r.model == wants)
         goes = _who(snapshot, model, pending, able, around)
         if goes is not None:
@@ -108,24 +125,62 @@ def _who(
     snapshot: Snapshot, model: Model, pending: Replica, able: Sequence[Guest], around: Around
 ) -> Guest | None:
     """The last of the fewest that must leave, first come first: without it there is no place."""
+    alone = [profile for profile in model.profiles if profile.shards == 1]
+    gangs = tuple(profile for profile in model.profiles if profile.shards > 1)
+    found = _on_one_node(alone, able, around) if alone else None
+    if found is None and gangs:
+        return _on_several(snapshot, replace(model, profiles=gangs), pending, able, around)
+    return found
+
+
+def _on_one_node(
+    profiles: Sequence[Profile], able: Sequence[Guest], around: Around
+) -> Guest | None:
+    """Lets one after the other go, in thought, until some node could take a shard."""
+    hopeful: dict[str, list[Profile]] = {}
+    gone: defaultdict[str, list[Shard]] = defaultdict(list)
+    for guest in able[:WALK]:
+        for shard in guest.replica.shards:
+            node = around.nodes.get(shard.node_id)
+            if node is None:
+                continue
+            if node.id not in hopeful:
+                hopeful[node.id] = [p for p in profiles if _is_curable(p, node)]
+            if not hopeful[node.id]:
+                continue
+            gone[node.id].append(shard)
+            freed = without(node, gone[node.id])
+            if any(not filters.refusals(profile, freed) for profile in hopeful[node.id]):
+                return guest
+    return None
+
+
+def _is_curable(profile: Profile, node: Node) -> bool:
+    """Whether somebody's leaving could help: only what others hold stands in the way.
+
+    Single cards may have faults of their own beside those that are taken.
+    """
+    codes = {reason.code for reason in filters.refusals(profile, node)}
+    return bool(codes & TAKEN) and codes <= TAKEN | OF_CARDS
+
+
+def _on_several(
+    snapshot: Snapshot, model: Model, pending: Replica, able: Sequence[Guest], around: Around
+) -> Guest | None:
     ours = [r for r in snapshot.replicas if r.model == model.name and r.state in SERVING]
-    nodes: Iterable[Node] = snapshot.nodes
-    if all(profile.shards == 1 for profile in model.profiles):
-        touched = {s.node_id for guest in able for s in guest.replica.shards}
-        nodes = [node for node in nodes if node.id in touched]
 
     def fits(count: int) -> bool:
         gone: defaultdict[str, list[Shard]] = defaultdict(list)
         for guest in able[:count]:
             for shard in guest.replica.shards:
                 gone[shard.node_id].append(shard)
-        freed = [without(node, gone[node.id]) if node.id in gone else node for node in nodes]
-        place, _ = Planner(freed, [model], ours, around.seed).place(model, pending)
+        nodes = [without(n, gone[n.id]) if n.id in gone else n for n in snapshot.nodes]
+        place, _ = Planner(nodes, [model], ours, around.seed).place(model, pending)
         return place is not None
 
-    if not fits(len(able)):
+    low, high = 1, min(len(able), GANG_GUESTS)
+    if not fits(high):
         return None
-    low, high = 1, len(able)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)

@@ -249,3 +249,36 @@ def test_D26_a_drain_that_makes_room_is_not_taken_back_while_the_other_waits():
     # Once the other is served or gone, it is.
     (move,) = decide(snapshot([one_slot(1)], models[:1], [leaving]), NOW).items
     assert move.to_state == "ready"
+
+
+def test_several_nodes_are_freed_one_replica_at_a_time():
+    nodes = [
+        replace(one_slot(n), id=f"n{n}", gpus=(replace(one_slot(n).gpus[0], uuid=f"n{n}-0"),),
+                mgmt_addr=f"10.0.0.{n}")
+        for n in (1, 2)
+    ]  # fmt: skip
+    there = [ready(n, used=NOW - 100 * n, of="old", on=f"n{n}") for n in (1, 2)]
+    gang = profile(shards=2, fabric="any")
+    models = [
+        model("old", 0, max_replicas=2, idle_timeout_s=1e9, asked=Asked(peak=99)),
+        model("new", 0, gang, max_replicas=1, asked=Asked(waiting=1)),
+    ]
+    pending = replica(9, "pending", of="new", created_at=NOW - 1)
+    (move,) = decide(snapshot(nodes, models, [*there, pending]), NOW).items
+    assert (move.replica_id, move.room_for) == (1, "new")
+    freed = [replace(nodes[0], gpus=(replace(nodes[0].gpus[0], claims=()),)), nodes[1]]
+    (move,) = decide(snapshot(freed, models, [there[1], pending]), NOW).items
+    assert (move.replica_id, move.room_for) == (2, "new")
+    # With one that cannot leave nobody leaves in vain.
+    stuck = replace(there[0], in_flight=1)
+    assert decide(snapshot(nodes, models, [stuck, there[1], pending]), NOW).items == ()
+
+
+def test_a_number_that_holds_is_the_desired_one():
+    for load in range(12):
+        for peak in range(load, 14):
+            for count in range(8):
+                facts = wants(1, 5, in_flight=load, peak=peak)
+                if demand.holds(facts, count, NOW, SETTINGS):
+                    there = [ready(n, used=NOW - 1) for n in range(count)]
+                    assert wish(facts, *there) == count
