@@ -17,7 +17,8 @@ LONG = 250
 
 def make(cards, models, **more):
     by_name = {m.name: m for m in models}
-    return AskedFleet({"n1": node("n1", cards)}, by_name, settings=NUMBERS, **more)
+    nodes = {name: node(name, cards) for name in more.pop("nodes", ["n1"])}
+    return AskedFleet(nodes, by_name, settings=NUMBERS, **more)
 
 
 @st.composite
@@ -31,11 +32,12 @@ def fleets(draw):
             "idle_timeout_s": draw(st.sampled_from([None, 15.0])),
         }
         models.append(model(f"m{number}", low, profile(), **facts))
-    return make(draw(st.integers(1, 5)), models)
+    return make(draw(st.integers(1, 3)), models, nodes=["n1", "n2"])
 
 
 loads = st.dictionaries(st.sampled_from(["m0", "m1", "m2"]), st.integers(0, 9))
-histories = st.lists(st.tuples(loads, st.integers(1, 40)), max_size=6)
+words = st.sampled_from(["ready", "ready", "draining", "cordoned", "lost"])
+histories = st.lists(st.tuples(loads, words, st.integers(1, 40)), max_size=6)
 
 
 def checked(fleet):
@@ -53,14 +55,16 @@ def checked(fleet):
             if r.model == moved.model and r.state == "ready" and not r.in_flight
             and r.id not in gone
         ]  # fmt: skip
-        assert not (moved.in_flight and (idle or item.room_for)), item
+        leaves = any(fleet.states.get(s.node_id) == "draining" for s in moved.shards)
+        assert not (moved.in_flight and (item.room_for or (idle and not leaves))), item
         if item.room_for:
             other, own = fleet.models[item.room_for], fleet.models[moved.model]
             assert own.priority <= other.priority
             assert fleet.now - moved.ready_at >= NUMBERS.min_residence_s
     for name, wants in fleet.models.items():
         active = [r for r in fleet.replicas.values() if r.model == name and r.state in ACTIVE]
-        assert len(active) <= max(wants.max_replicas, wants.min_replicas)
+        extra = "draining" in fleet.states.values()  # its replacement
+        assert len(active) <= max(wants.max_replicas, wants.min_replicas) + extra
         if any(isinstance(i, Create) and i.model == name for i in plan.items):
             assert active
     return plan
@@ -70,11 +74,11 @@ def checked(fleet):
 @settings(max_examples=60, deadline=None)
 @given(fleets(), histories, loads)
 def test_any_demand_keeps_the_bounds_and_constant_demand_comes_to_rest(fleet, history, last):
-    for load, seconds in history:
-        fleet.load = load
+    for load, word, seconds in history:
+        fleet.load, fleet.states = load, {"n2": word}
         for _ in range(seconds):
             checked(fleet)
-    fleet.load = last
+    fleet.load, fleet.states = last, {}
     plans = [checked(fleet) for _ in range(LONG)]
     assert [i for plan in plans[-60:] for i in plan.items] == []
     for name, wants in fleet.models.items():
