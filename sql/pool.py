@@ -6,6 +6,7 @@ has a deadline. Callers get sql.errors, never the driver's classes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -115,7 +116,11 @@ class Pool:
 
         async def call() -> Any:
             async with self._raw.acquire(timeout=limit) as connection:
-                return await getattr(connection, verb)(query, *args, timeout=limit)
+                try:
+                    return await getattr(connection, verb)(query, *args, timeout=limit)
+                except (asyncio.CancelledError, TimeoutError):
+                    connection.terminate()  # an answer may be under way still, or nobody is there
+                    raise
 
         return await on_asyncio(call, 2 * limit + self.settings.connect_timeout_s)
 
@@ -160,18 +165,21 @@ class Pool:
             try:
                 yield Connection(raw, limit)
             except BaseException:
-                await self._end(begun.rollback)
+                if not await self._end(begun.rollback):
+                    raw.terminate()  # which ends its transaction too
                 raise
             await on_asyncio(begun.rollback if rollback else begun.commit, limit)
         finally:
             await self._end(lambda: self._raw.release(raw, timeout=CLOSE_S))
 
-    async def _end(self, call: Callable[[], Awaitable[Any]]) -> None:
+    async def _end(self, call: Callable[[], Awaitable[Any]]) -> bool:
+        """Whether it ended well; an error means that the connection is lost."""
         with trio.CancelScope(shield=True):
             try:
                 await on_asyncio(call, 2 * CLOSE_S)
-            except Exception:  # noqa: S110 - the connection is lost, which ends its transaction too
-                pass
+            except Exception:
+                return False
+        return True
 
     def statistics(self) -> dict[str, int]:
         """Connections open, idle and allowed, for metrics."""
@@ -241,5 +249,5 @@ async def _close(raw: Any) -> None:
     try:
         with trio.fail_after(CLOSE_S):
             await trio_asyncio.aio_as_trio(raw.close)()
-    except trio.TooSlowError:
+    except Exception:  # nobody answers a goodbye any more: whoever leaves must not fail for it
         raw.terminate()
