@@ -43,9 +43,18 @@ class Vllm:
         if gang is not None:
             argv += self._of_gang(a, gang)
             env |= {"VLLM_HOST_IP": a.host, **environment(a, gang)}
-        elif len(a.gpus) > 1 and not has_option(a.args, *TENSOR):
-            argv += [TENSOR[0], str(len(a.gpus))]
+        elif not has_option(a.args, *TENSOR) and (width := self._width(a)) > 1:
+            argv += [TENSOR[0], str(width)]
         return Launch((*argv, *a.args), env)
+
+    @staticmethod
+    def _width(a: Assignment) -> int:
+        """Cards of one tensor: all, less what the profile's stages and copies take of them."""
+        parts = 1
+        for names in (PIPELINE, DATA):
+            given = option(a.args, *names) or "1"
+            parts *= int(given) if given.isdecimal() and int(given) > 0 else 1
+        return len(a.gpus) // parts if len(a.gpus) % parts == 0 else len(a.gpus)
 
     def _of_gang(self, a: Assignment, gang: Gang) -> list[str]:
         argv = ["--nnodes", str(gang.nodes), "--node-rank", str(a.rank)]

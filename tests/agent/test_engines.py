@@ -10,6 +10,7 @@ import pytest
 
 from agent.assignment import Assignment, Gpu
 from agent.engines import CannotLaunch, Place, devices, engine_of, hint
+from agent.engines.launch import option
 from agent.engines.llamacpp import gguf_file
 
 BASE = Assignment(
@@ -68,6 +69,22 @@ def test_a_profile_may_set_its_own_parallelism_and_key(tmp_path: Path) -> None:
     assert launch.argv.count("--tensor-parallel-size") == 0
     assert engine.check(a).bearer == "k"
     assert engine.check(replace(BASE, env={"VLLM_API_KEY": "e"})).bearer == "e"
+
+
+def test_stages_and_copies_of_the_profile_take_their_part_of_the_cards(tmp_path: Path) -> None:
+    program(tmp_path, "vllm")
+    four = (*GPUS, Gpu("GPU-c", 2), Gpu("GPU-d", 3))
+
+    def width(*args: str) -> str | None:
+        a = replace(BASE, gpus=four, args=args)
+        launch = engine_of("vllm").launch(a, Place(Path("/w"), search_path=str(tmp_path)))
+        return option(launch.argv, "--tensor-parallel-size", "-tp")
+
+    assert width() == "4"
+    assert width("-pp", "2") == "2"
+    assert width("--data-parallel-size=2", "-pp", "2") is None
+    assert width("-pp", "3") == "4", "vLLM itself says what is wrong with that"
+    assert width("-tp", "2", "-pp", "2") == "2"
 
 
 def test_the_program_of_the_version_wins(tmp_path: Path) -> None:
