@@ -217,6 +217,8 @@ class Shards:
         tails = 0
         words = []
         for record in self._records.values():
+            if record.shard in self._replacing:
+                continue  # its end would be taken for that of the shard that has its number now
             fresh = record.known != record.state and tails < MAX_TAILS
             tails += fresh and record.log_tail is not None
             words.append(word_of(record, with_tail=fresh))
