@@ -161,6 +161,19 @@ def from_pool(profile: Profile, node: Node) -> int | None:
     return total
 
 
+def disk(profile: Profile, node: Node) -> Reason | None:
+    """Room for weights that are not there yet. Unknown sizes refuse nothing: the agent checks."""
+    need, free = profile.weights_mib, node.weights_free_mib
+    if need is None or free is None or need <= free or has_weights(profile, node):
+        return None
+    return Reason(Code.DISK, size(need), size(free))
+
+
+def has_weights(profile: Profile, node: Node) -> bool:
+    """Whether the node has the weights whole."""
+    return profile.spec.get("source") in node.sources_on_disk
+
+
 def port(profile: Profile, node: Node) -> Reason | None:
     """A port for the engine; two for shards of a gang, of which any may become the head."""
     need = 1 if profile.shards == 1 else PORTS_OF_A_HEAD
@@ -198,6 +211,7 @@ RULES: Final[tuple[Callable[[Profile, Node], Reason | None], ...]] = (
     engine_version,
     cpus,
     memory,
+    disk,
     port,
     address,
 )

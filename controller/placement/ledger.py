@@ -38,6 +38,8 @@ class Steps:
     gpu_memory_mib: tuple[int, ...]
     excluded: frozenset[str]
     alone_of: frozenset[str]
+    weights: tuple[tuple[str, int], ...]
+    """(source, MiB) of weights that may have to be fetched."""
     floors: bool
     """Whether any profile has a floor for drivers."""
 
@@ -52,6 +54,7 @@ class Steps:
             tuple(sorted({n for p in wanted if (n := p.gpu_memory_mib or p.fit_mib) is not None})),
             frozenset(id_ for p in wanted for id_ in p.exclude_nodes),
             frozenset(p.alone_of for p in wanted if p.alone_of is not None),
+            tuple(sorted({(p.spec["source"], p.weights_mib) for p in wanted if p.weights_mib})),
             any(p.driver_min or p.cuda_min for p in wanted),
         )
 
@@ -165,8 +168,17 @@ class Ledger:
             _eighths(node.memory_claimed_mib, node.memory_mib),
             node.id if node.id in steps.excluded else None,
             node.models & steps.alone_of,
+            self._too_big(node),
             tuple((gpu.driver, gpu.cuda) for gpu in node.gpus) if steps.floors else None,
         )
+
+    def _too_big(self, node: Node) -> tuple[str, ...]:
+        """Sources that the node has neither on its disk nor room for: few, and mostly none."""
+        free = node.weights_free_mib
+        if free is None or not self._steps.weights:
+            return ()
+        big = (source for source, need in self._steps.weights if need > free)
+        return tuple(source for source in big if source not in node.sources_on_disk)
 
     def _card(self, gpu: Gpu) -> tuple[object, ...]:
         """What the rules of `cards.py` see, in numbers that sort: -1 is unknown."""

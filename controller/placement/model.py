@@ -79,6 +79,8 @@ class Node:
     engine_failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """(engine, version) that the agent could not install and does not try again yet -> why."""
     sources_on_disk: frozenset[str] = frozenset()
+    weights_free_mib: int | None = None
+    """Free space where weights lie."""
     mgmt_addr: str | None = None
     shards_live: int = 0
     models: frozenset[str] = frozenset()
@@ -120,6 +122,8 @@ class Profile:
     driver_min: str | None = None
     cuda_min: str | None = None
     exclude_nodes: frozenset[str] = frozenset()
+    weights_mib: int | None = None
+    """Size of the model's weights, where a node that has them told it."""
     alone_of: str | None = None
     """The model whose replicas may not share a node; None where they may."""
     start_deadline_s: float | None = None

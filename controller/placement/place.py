@@ -216,6 +216,7 @@ def _asks_for(profile: Profile) -> tuple[object, ...]:
         profile.cuda_min,
         profile.exclude_nodes,
         profile.alone_of,
+        profile.weights_mib and (profile.spec.get("source"), profile.weights_mib),
     )
 
 

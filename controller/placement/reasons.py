@@ -46,6 +46,7 @@ class Code(StrEnum):
     CPUS_UNKNOWN = "cpus_unknown"
     MEMORY = "memory"
     MEMORY_UNKNOWN = "memory_unknown"
+    DISK = "disk"
     PORT_RANGE_FULL = "port_range_full"
     ADDRESS_UNKNOWN = "address_unknown"
     NVLINK_NOT_JOINED = "nvlink_not_joined"
@@ -94,6 +95,7 @@ SENTENCES: Final[dict[str, str]] = {
     Code.CPUS_UNKNOWN: "the number of cores is unknown: need {need}",
     Code.MEMORY: "too little free memory: need {need}, have {have}",
     Code.MEMORY_UNKNOWN: "the node's memory is unknown: need {need}",
+    Code.DISK: "too little disk space for the weights: need {need}, have {have}",
     Code.PORT_RANGE_FULL: "no free port for the engine in {have}",
     Code.ADDRESS_UNKNOWN: "the node has not reported an address that routers can reach",
     Code.NVLINK_NOT_JOINED: "the node has not joined an NVLink domain: {have}",
@@ -141,6 +143,7 @@ PHRASES: Final[dict[str, str]] = {
     Code.CPUS_UNKNOWN: "have an unknown number of cores",
     Code.MEMORY: "lack memory",
     Code.MEMORY_UNKNOWN: "have unknown memory",
+    Code.DISK: "lack disk space for the weights",
     Code.PORT_RANGE_FULL: "have no free port",
     Code.ADDRESS_UNKNOWN: "have no known address",
     Code.NVLINK_NOT_JOINED: "have not joined an NVLink domain",

@@ -114,10 +114,11 @@ def build(
     numbers = _numbers(tables["settings"])
     where = {row["name"]: row["source"] for row in tables["models"]}
     facts = {row["source"]: row["facts"] for row in tables.get("facts", ())}
+    sizes = {row["source"]: row["weights_mib"] for row in tables.get("facts", ())}
     profiles: defaultdict[str, list[Profile]] = defaultdict(list)
     for name, profile in _each(
         tables["profiles"],
-        lambda r: (r["model"], fitted(_profile(r, where[r["model"]], numbers), facts)),
+        lambda r: (r["model"], fitted(_profile(r, where[r["model"]], numbers, sizes), facts)),
         "profile",
         notes,
     ):
@@ -261,6 +262,7 @@ def _node(
         provisions=frozenset(provisions) if isinstance(provisions, list) else frozenset(),
         engine_failures=failures,
         sources_on_disk=sources,
+        weights_free_mib=row["weights_free_mib"],
         mgmt_addr=row["mgmt_addr"],
         shards_live=row["shards"] or 0,
         models=frozenset(row["models"] or ()),
@@ -278,7 +280,9 @@ def _pooled(cards: list[Gpu]) -> int:
     return sum(pool_claim(g, c.memory_mib) for g in cards if g.unified for c in g.claims)
 
 
-def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:
+def _profile(
+    row: Row, source: str, numbers: Mapping[str, float], sizes: Mapping[str, int | None]
+) -> Profile:
     """A profile, with the part of the agent's assignment document that the catalog decides."""
     spec = {
         name: row[name]
@@ -310,6 +314,7 @@ def _profile(row: Row, source: str, numbers: Mapping[str, float]) -> Profile:
         driver_min=row["driver_min"],
         cuda_min=row["cuda_min"],
         exclude_nodes=frozenset(row["exclude_nodes"]),
+        weights_mib=sizes.get(source),
         alone_of=row["model"] if row["spread"] == "node" else None,
         start_deadline_s=row["start_deadline_s"],
         spec=spec,

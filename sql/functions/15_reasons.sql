@@ -32,6 +32,7 @@ insert into llmgw_core.reason (code, sentence) values
     ('cpus_unknown', 'the number of cores is unknown: need {need}'),
     ('memory', 'too little free memory: need {need}, have {have}'),
     ('memory_unknown', 'the node''s memory is unknown: need {need}'),
+    ('disk', 'too little disk space for the weights: need {need}, have {have}'),
     ('port_range_full', 'no free port for the engine in {have}'),
     ('address_unknown', 'the node has not reported an address that routers can reach'),
     ('nvlink_not_joined', 'the node has not joined an NVLink domain: {have}'),

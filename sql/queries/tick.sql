@@ -19,7 +19,7 @@ select n.id, s.state, s.state_reason, n.alloc_gen, n.labels, n.arch, n.cpu_flags
     c.cpus, c.memory_mib, c.ports, c.shards, c.models,
     case when n.nvlink_state = 'joined' then n.nvlink_domain end as nvlink_domain, n.nvlink_reason,
     case when n.imex is not null then coalesce(n.imex->>'state' = 'READY' and n.imex_channels > 0, false) end as imex_ready,
-    f.fabrics, n.machine->'provision' as provisions
+    f.fabrics, d.free_mib as weights_free_mib, n.machine->'provision' as provisions
 from llmgw_core.node n
 join llmgw_core.node_state s on s.node_id = n.id
 left join (
@@ -31,6 +31,9 @@ left join (
     select p.node_id, jsonb_object_agg(p.key, jsonb_build_object('hcas', p.hcas, 'names', p.names)) as fabrics from (
         select node_id, key, array_agg(hca || ':' || port order by hca, port) as hcas, coalesce(array_agg(distinct fabric) filter (where fabric is not null), '{}') as names
         from llmgw_core.ib_port where active and key is not null group by node_id, key) p group by p.node_id) f on f.node_id = n.id
+left join (
+    -- The roomiest of the disks with weights: which of them the agent downloads to is its own setting.
+    select node_id, max(free_mib) as free_mib from llmgw_core.disk where holds_weights group by node_id) d on d.node_id = n.id
 order by n.id;
 
 -- name: gpus
@@ -60,7 +63,7 @@ select node_id, array_agg(distinct source) as sources from llmgw_core.weight whe
 
 -- name: facts
 -- What the weights of each source of the catalog say of their model, by the first node that has them whole. As text: read when it is new.
-select distinct on (w.source) w.source, w.facts::text as facts
+select distinct on (w.source) w.source, w.facts::text as facts, w.bytes / 1048576 as weights_mib
 from (select source, min(node_id) as node_id from llmgw_core.weight
     where complete and facts is not null and (managed or source like 'file:%') and source in (select source from llmgw_core.model) group by source) f
 join llmgw_core.weight w on w.node_id = f.node_id and w.source = f.source and w.complete and w.facts is not null and (w.managed or w.source like 'file:%')

@@ -17,6 +17,7 @@ NODE = {
     "cpus": 2.0, "memory_mib": 100, "ports": [20001], "shards": 1, "models": ["m"],
     "nvlink_domain": "u.1", "nvlink_reason": None, "imex_ready": True, "provisions": ["vllm"],
     "fabrics": {"ib:01": {"hcas": ["mlx5_0:1"], "names": ["a"]}},
+    "weights_free_mib": 900,
 }  # fmt: skip
 GPU = {
     "node_id": "n", "uuid": "G", "index": 0, "class": "H100", "memory_mib": 80, "healthy": True,

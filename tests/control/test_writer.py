@@ -120,7 +120,7 @@ NODE = {
     "cpu_flags": None, "cpus_effective": None, "memory_effective_mib": None, "port_first": 1,
     "port_last": 2, "mgmt_addr": None, "reported": True, "cpus": None, "memory_mib": None,
     "ports": None, "shards": None, "models": None, "nvlink_domain": None, "nvlink_reason": None,
-    "imex_ready": None, "fabrics": None,
+    "imex_ready": None, "fabrics": None, "weights_free_mib": None,
 }  # fmt: skip
 READS = st.lists(
     st.dictionaries(st.integers(0, 4), st.tuples(st.booleans(), st.sampled_from([None, 0, 9]))),

@@ -197,3 +197,14 @@ def test_nodes_that_a_profile_excludes_or_fills_once():
     (reason,) = refusals(profile(alone_of="m"), node(models=frozenset({"m", "o"})))
     assert (reason.code, reason.have) == (Code.MODEL_ON_NODE, "m")
     assert refusals(profile(alone_of="m"), node(models=frozenset({"o"}))) == ()
+
+
+def test_D23_weights_that_do_not_fit_on_the_disk():
+    wants = profile(spec={"source": "hf:a/b"}, weights_mib=140 * GIB)
+    (reason,) = refusals(wants, node(weights_free_mib=100 * GIB))
+    assert (reason.code, reason.need, reason.have) == (Code.DISK, "140 GiB", "100 GiB")
+    there = node(weights_free_mib=100 * GIB, sources_on_disk=frozenset({"hf:a/b"}))
+    assert refusals(wants, there) == ()
+    assert refusals(wants, node(weights_free_mib=140 * GIB)) == ()
+    assert refusals(wants, node(weights_free_mib=None)) == ()
+    assert refusals(profile(spec={"source": "hf:a/b"}), node(weights_free_mib=1)) == ()
