@@ -116,7 +116,8 @@ def test_every_field_finds_its_place():
     }  # fmt: skip
     profile = Profile(
         "p", "vllm", "f", "1", "o", {"rack": ("1", "2")}, "H100", 2, 40, True, 1.0, 10, "x86_64",
-        ("avx2",), 1, "any", "550", None, frozenset({"x"}), "m", None, spec,
+        ("avx2",), 1, "any", "550", None, frozenset({"x"}), None, "m", None,
+        spec,
     )  # fmt: skip
     assert model == Model("m", "hf:a/b", 1, 2, 60.0, (profile,), 5, Asked(3, 4, 9, 8.0, 16.0, True))
     words = "died; last words: last words"
