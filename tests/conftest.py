@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,12 @@ class Database:
     def connect(self, url: str | None = None) -> psycopg.Connection:
         """A synchronous autocommit connection (default: the superuser's)."""
         return psycopg.connect(url or self.url, autocommit=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the most slow tests first: one of them started last keeps a worker alone."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session")
