@@ -31,7 +31,8 @@ async def test_real_engine_becomes_ready_serves_and_stops(node: Node, llama: Mak
     node.door.assign(assignment)
     async with node.running():
         word = await node.state(1, "ready")
-        assert node.door.history[1] == ["assigned", "starting", "ready"]
+        # An engine that is ready before the next sync is never heard of as starting.
+        assert node.door.history[1] in (["assigned", "starting", "ready"], ["assigned", "ready"])
         assert word["pid"] in node.processes(1)
         url = f"http://127.0.0.1:{assignment['port']}/v1/completions"
         body = {"prompt": "the", "max_tokens": 4, "model": "m"}
