@@ -50,9 +50,14 @@ class TcpProxy:
         self._listener.close()
 
     def reset(self) -> None:
-        """RST to both ends of everything open."""
+        """RST to both ends of everything open; when it returns, nothing more gets through."""
         self._resetting = True
+        with self._lock:
+            cut = set(self._sockets)
         self._shut(reset=True)
+        deadline = time.monotonic() + 2
+        while cut & self._sockets and time.monotonic() < deadline:
+            time.sleep(0.001)  # the pumps are threads: an answer on its way could pass one of them
 
     def _shut(self, *, reset: bool) -> None:
         how = socket.SHUT_RD if reset else socket.SHUT_RDWR
