@@ -12,8 +12,9 @@ from controller.api.errors import ApiError
 from controller.catalog.checks import Known, check
 from controller.catalog.definition import Catalog
 from controller.catalog.faults import nearest
-from controller.reconcile import snapshot
+from controller.reconcile import catalog_rows, snapshot
 from controller.reconcile.added import AddNodes
+from controller.reconcile.rows import Notes
 from controller.reconcile.what_if import Change, NotThere, what_if
 from sql import queries
 
@@ -91,10 +92,10 @@ def _planned(
         profile | {"model": document["name"], "pool_labels": labels.get(profile["pool"])}
         for document in documents for profile in document["profiles"]
     ]  # fmt: skip
-    tables: dict[str, list[Any]] = {name: [] for name in snapshot.TABLES}
     deadline = {"name": "start_deadline", "value": settings.start_deadline_s}
-    made, notes = snapshot.build(
-        tables | {"settings": [deadline], "facts": facts, "models": documents, "profiles": profiles}
+    notes = Notes()
+    made = catalog_rows.models(
+        {"settings": [deadline], "facts": facts, "models": documents, "profiles": profiles}, notes
     )
     assert not notes, notes
-    return made.models
+    return tuple(made)

@@ -7,6 +7,8 @@ commits the plan, and by what-if, which does not.
 
 from __future__ import annotations
 
+from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from controller.placement.model import Attempt, Create, Model, Move, Place, Plan, Replica, Snapshot
@@ -15,7 +17,9 @@ from controller.reconcile import demand, lifecycle, room, scale
 from controller.reconcile.demand import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+_MODEL: Final = attrgetter("model")
 
 MOST_NOTES: Final = 50
 """A thousand bad rows are told of in fifty sentences and a count."""
@@ -25,13 +29,12 @@ def decide(snapshot: Snapshot, now: float, seed: int = 0) -> Plan:
     """What to do next. ``now`` is the database's clock; ``seed`` settles ties and jitter."""
     around, guard_notes = lifecycle.survey(snapshot, now, seed)
     notes = list(guard_notes)
-    moves = _observe(snapshot.replicas, around, notes)
+    moves = _observe(around.restless, around, notes)
     catalog = {model.name: model for model in snapshot.models}
+    counts = Counter(map(_MODEL, snapshot.replicas))
     creates: list[Create] = []
-    for name, members in _by_model(snapshot, catalog, notes).items():
+    for name, members in _unsettled(snapshot, catalog, counts, around, notes).items():
         model = catalog.get(name)
-        if _at_rest(model, members, moves, around):
-            continue
         try:
             for item in scale.balance(name, model, _standings(members, moves), around):
                 if isinstance(item, Move):
@@ -40,7 +43,7 @@ def decide(snapshot: Snapshot, now: float, seed: int = 0) -> Plan:
                     creates.append(item)
         except Exception as exc:  # one model's rows must not stop the others
             notes.append(f"model {name} is not scaled in this tick: {_told(exc)}")
-    waiting = _waiting(snapshot.replicas, moves, catalog)
+    waiting = _waiting(around.restless, moves, catalog, counts)
     places, attempts = _place(snapshot, waiting, moves, around, notes) if waiting else ([], [])
     _make_room(snapshot, waiting, places, moves, around, notes)
     ordered = [moves[id_] for id_ in sorted(moves)]
@@ -65,38 +68,31 @@ def _observe(
     return moves
 
 
-def _by_model(
-    snapshot: Snapshot, catalog: Mapping[str, Model], notes: list[str]
+def _unsettled(
+    snapshot: Snapshot,
+    catalog: Mapping[str, Model],
+    counts: Mapping[str, int],
+    around: lifecycle.Around,
+    notes: list[str],
 ) -> dict[str, list[Replica]]:
-    """Replicas of each model: the catalog's order, then models that left it, by name."""
-    found: dict[str, list[Replica]] = {name: [] for name in catalog}
+    """Replicas of each model that is not as it should be: few, so nothing is done for the others.
+
+    In the catalog's order, then models that left it, by name.
+    """
+    busy = {replica.model for replica in around.restless}
+    found: dict[str, list[Replica]] = {}
+    for name, model in catalog.items():
+        if name in busy or not demand.holds(model, counts[name], around.now, around.settings):
+            found[name] = []
     orphans: dict[str, list[Replica]] = {}
-    for replica in snapshot.replicas:
-        if replica.model in found:
-            found[replica.model].append(replica)
-        else:
-            orphans.setdefault(replica.model or "", []).append(replica)
+    if found or counts.keys() - catalog.keys():
+        for replica in snapshot.replicas:
+            if replica.model in found:
+                found[replica.model].append(replica)
+            elif replica.model not in catalog:
+                orphans.setdefault(replica.model or "", []).append(replica)
     notes += [f"replica {r.id} has no model and is wound down" for r in orphans.get("", [])]
     return found | {name: orphans[name] for name in sorted(orphans)}
-
-
-def _at_rest(
-    model: Model | None,
-    members: list[Replica],
-    moves: Mapping[int, Move],
-    around: lifecycle.Around,
-) -> bool:
-    """Nothing to do for the model: the usual case, so it is checked before any work is done."""
-    if moves and any(replica.id in moves for replica in members):
-        return False
-    if around.draining:
-        return False
-    if not all(replica.state == "ready" for replica in members):
-        return False
-    if model is not None and demand.holds(model, len(members), around.now, around.settings):
-        return True
-    standings = [Standing(replica, "ready", moved=False) for replica in members]
-    return len(members) == scale.wanted(model, standings, around).count
 
 
 def _standings(members: Iterable[Replica], moves: Mapping[int, Move]) -> list[Standing]:
@@ -108,21 +104,27 @@ def _standings(members: Iterable[Replica], moves: Mapping[int, Move]) -> list[St
 
 
 def _waiting(
-    replicas: Iterable[Replica], moves: Mapping[int, Move], catalog: Mapping[str, Model]
+    restless: Sequence[Replica],
+    moves: Mapping[int, Move],
+    catalog: Mapping[str, Model],
+    counts: Mapping[str, int],
 ) -> list[Replica]:
     """Replicas that are pending once the moves are made: by priority, then by how few there are."""
-    there: dict[str, int] = {}
+    there = dict(counts)
     pending: list[Replica] = []
-    for replica in replicas:
+    for replica in restless:
         state = _state(replica, moves)
-        if state in ("starting", "ready"):
-            there[replica.model] = there.get(replica.model, 0) + 1
-        elif state == "pending" and replica.model in catalog:
+        if state not in ("starting", "ready"):
+            there[replica.model] -= 1
+        if state == "pending" and replica.model in catalog:
             pending.append(replica)
+    calm = moves.keys() - {replica.id for replica in restless}
+    for id_ in calm:  # what moves a calm replica is the end of its service
+        there[moves[id_].model] -= 1
     pending.sort(key=lambda r: (r.created_at, r.id))
     turns: list[tuple[int, int, float, int, Replica]] = []
     for replica in pending:
-        turn = there[replica.model] = there.get(replica.model, 0) + 1
+        turn = there[replica.model] = there[replica.model] + 1
         rank = -catalog[replica.model].priority
         turns.append((rank, turn, replica.created_at, replica.id, replica))
     return [turn[4] for turn in sorted(turns, key=lambda turn: turn[:4])]

@@ -1,7 +1,7 @@
 """What observation does to replicas: desired x observed -> the next move. Pure.
 
-Called by `decide.py` for each replica of each tick. A replica moves at most once a tick, and only
-along `sql/states.py`. What the catalog wants (how many) is `scale.py`'s; this module only knows
+Called by `decide.py` for each restless replica. A replica moves at most once a tick, and only along
+`sql/states.py`. What the catalog wants (how many) is `scale.py`'s; this module only knows
 what became of a launch, whether a failure has waited long enough, and whether a drain is over.
 """
 
@@ -16,6 +16,7 @@ from sql.states import REPLICA, SHARD, SHARD_FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 LAUNCHED: Final = frozenset({"starting", "ready", "draining"})
 """States in which a replica needs its nodes."""
@@ -37,8 +38,8 @@ class Around:
     nodes: Mapping[str, Node]
     lost: Mapping[str, str]
     """Nodes that may be given up -> sentence; empty while the guard holds."""
-    draining: bool
-    """Whether any node is being drained, or any replica is to be replaced."""
+    restless: tuple[Replica, ...]
+    """Replicas that may have to move. All others are ready, whole, and on nodes that stay."""
     start_deadlines: Mapping[tuple[str, str | None], float]
     """(model, profile) -> seconds, where the profile sets its own."""
     hungry: frozenset[str] = frozenset()
@@ -64,10 +65,30 @@ def survey(snapshot: Snapshot, now: float, seed: int) -> tuple[Around, tuple[str
         for profile in model.profiles:
             if profile.start_deadline_s is not None:
                 deadlines[model.name, profile.name] = profile.start_deadline_s
-    draining = any(node.state == "draining" for node in snapshot.nodes)
-    draining = draining or any(r.replace_asked is not None for r in snapshot.replicas)
-    hungry = frozenset(r.model for r in snapshot.replicas if r.state == "pending")
-    return Around(now, seed, snapshot.settings, nodes, lost, draining, deadlines, hungry), notes
+    restless = _restless(snapshot, nodes, lost)
+    hungry = frozenset(r.model for r in restless if r.state == "pending")
+    return Around(now, seed, snapshot.settings, nodes, lost, restless, deadlines, hungry), notes
+
+
+def _restless(
+    snapshot: Snapshot, nodes: Mapping[str, Node], lost: Mapping[str, str]
+) -> tuple[Replica, ...]:
+    """Few of many: a tick looks closer at these only."""
+    quiet = {
+        id_
+        for id_, node in nodes.items()
+        if node.state != "draining" and id_ not in lost and not any(g.gone for g in node.gpus)
+    }
+    return tuple(r for r in snapshot.replicas if not _is_calm(r, quiet))
+
+
+def _is_calm(replica: Replica, quiet: AbstractSet[str]) -> bool:
+    if replica.state != "ready" or replica.replace_asked is not None:
+        return False
+    for shard in replica.shards:
+        if shard.state != "ready" or shard.node_id not in quiet:
+            return False
+    return bool(replica.shards)
 
 
 def lost_nodes(

@@ -17,13 +17,14 @@ from controller.reconcile import snapshot
 from controller.reconcile.commit import Writer
 from controller.reconcile.decide import decide
 from controller.reconcile.guard import Guard
+from controller.reconcile.mirror import Mirror
 from sql import queries
 
 if TYPE_CHECKING:
     from controller.loops import Loop
     from controller.placement.model import Plan
     from controller.reconcile.lease import Lease
-    from controller.reconcile.snapshot import Kept, Seen
+    from controller.reconcile.snapshot import Seen
     from sql.pool import Pool
 
 PEEK_S = 0.25
@@ -60,7 +61,7 @@ class Ticker:
         self._lease = lease
         self._writer = Writer(pool, lease, self.stats)
         self._guard = Guard()
-        self._cards: Kept = {}
+        self._mirror = Mirror()
         self._change: int | None = None
 
     def wake(self) -> None:
@@ -90,7 +91,7 @@ class Ticker:
     async def once(self, term: int) -> bool:
         """One tick under ``term``; True when another should follow at once."""
         began = trio.current_time()
-        seen = await snapshot.read(self._pool, self._cards)
+        seen = await snapshot.read(self._pool, self._mirror)
         plan = await self._decide(seen, term, began)
         self._change = seen.change
         again = await self._commit(term, plan)

@@ -116,6 +116,7 @@ begin
     delete from llmgw_core.replica r where r.state = 'gone' and r.state_at < clock_timestamp() - llmgw_core.setting('decision_days') * interval '1 day';
     delete from llmgw_core.node_event where at < clock_timestamp() - llmgw_core.setting('event_days') * interval '1 day';
     perform llmgw_core.scans_keep();
+    perform llmgw_core.touched_keep();
     return llmgw_core.partitions_keep_v1(7);
 end $$;
 comment on function llmgw_core.housekeep_v1(bigint) is 'Removes what nobody needs any more and keeps partitions; idempotent, under the housekeeping term.';

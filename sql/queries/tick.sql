@@ -1,65 +1,84 @@
 -- name: now
--- The database's clock and what a leader must know of the server.
+-- The database's clock, what a leader must know of the server, and which transactions this read sees.
 select extract(epoch from clock_timestamp())::double precision as now,
     extract(epoch from pg_postmaster_start_time())::double precision as started_at,
-    (select last_value from llmgw_core.change) as change;
+    (select last_value from llmgw_core.change) as change, pg_current_snapshot()::text as seen,
+    -- The word of the live router that was silent longest; null without one.
+    (select extract(epoch from min(c.seen_at))::double precision from llmgw_core.controller c
+     where c.role = 'router' and (c.seen_at > clock_timestamp() - interval '10 s' or llmgw_core.present(c.id))) as heard_at;
 
 -- name: change
 -- A number that grows when something may have to be decided.
 select last_value from llmgw_core.change;
 
+-- name: touched
+-- What was changed by transactions that an earlier read did not see.
+select distinct kind, key from llmgw_core.touched
+where xid >= pg_snapshot_xmin($1::text::pg_snapshot) and not pg_visible_in_snapshot(xid, $1::text::pg_snapshot) and kind <> 'mark';
+
+-- name: everybody
+-- Everything that can be touched one by one.
+select 'node' as kind, id as key from llmgw_core.node
+union all select 'replica', id::text from llmgw_core.replica where state <> 'gone';
+
 -- name: settings
 -- Numbers that decisions use.
 select name, value from llmgw_core.setting;
 
+-- name: silent
+-- Nodes whose agents are not heard: this changes with time alone.
+select node_id, state, state_reason from llmgw_core.node_state where state in ('unreachable', 'lost');
+
+-- name: stale
+-- Nodes whose fast facts are too old to count: this changes with time alone.
+select node_id from llmgw_core.node_load where at <= now() - (select llmgw_core.seconds('load_stale'));
+
 -- name: nodes
--- Every node with its state, facts and what is claimed of it by live shards of any launch.
-select n.id, s.state, s.state_reason, n.alloc_gen, n.labels, n.arch, n.cpu_flags, n.cpus_effective, n.memory_effective_mib,
+-- These nodes with their intent as state, facts and what is claimed of them by live shards of any launch.
+select n.id, n.intent as state, n.intent_reason as state_reason, n.alloc_gen, n.labels, n.arch, n.cpu_flags, n.cpus_effective, n.memory_effective_mib,
     n.port_first, n.port_last, n.mgmt_addr, n.host_reported_at is not null as reported,
     c.cpus, c.memory_mib, c.ports, c.shards, c.models,
     case when n.nvlink_state = 'joined' then n.nvlink_domain end as nvlink_domain, n.nvlink_reason,
     case when n.imex is not null then coalesce(n.imex->>'state' = 'READY' and n.imex_channels > 0, false) end as imex_ready,
     f.fabrics, d.free_mib as weights_free_mib, n.machine->'provision' as provisions
-from llmgw_core.node n
-join llmgw_core.node_state s on s.node_id = n.id
-left join (
-    select s.node_id, sum(s.cpus) as cpus, sum(s.memory_mib)::bigint as memory_mib,
+from unnest($1::text[]) asked (id) join llmgw_core.node n on n.id = asked.id
+cross join lateral (
+    select sum(s.cpus) as cpus, sum(s.memory_mib)::bigint as memory_mib,
         array_remove(array_agg(s.port) || array_agg(s.master_port), null) as ports, count(*)::int as shards, array_agg(distinct r.model) as models
     from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id
-    where s.state not in ('stopped', 'failed') group by s.node_id) c on c.node_id = n.id
-left join (
-    select p.node_id, jsonb_object_agg(p.key, jsonb_build_object('hcas', p.hcas, 'names', p.names)) as fabrics from (
-        select node_id, key, array_agg(hca || ':' || port order by hca, port) as hcas, coalesce(array_agg(distinct fabric) filter (where fabric is not null), '{}') as names
-        from llmgw_core.ib_port where active and key is not null group by node_id, key) p group by p.node_id) f on f.node_id = n.id
-left join (
-    -- The roomiest of the disks with weights: which of them the agent downloads to is its own setting.
-    select node_id, max(free_mib) as free_mib from llmgw_core.disk where holds_weights group by node_id) d on d.node_id = n.id
-order by n.id;
+    where s.node_id = n.id and s.state not in ('stopped', 'failed')) c
+cross join lateral (
+    select jsonb_object_agg(p.key, jsonb_build_object('hcas', p.hcas, 'names', p.names)) as fabrics from (
+        select key, array_agg(hca || ':' || port order by hca, port) as hcas, coalesce(array_agg(distinct fabric) filter (where fabric is not null), '{}') as names
+        from llmgw_core.ib_port where node_id = n.id and active and key is not null group by key) p) f
+-- The roomiest of the disks with weights: which of them the agent downloads to is its own setting.
+cross join lateral (select max(free_mib) as free_mib from llmgw_core.disk where node_id = n.id and holds_weights) d;
 
 -- name: gpus
--- Every card and slice with what foreign processes hold and what live shards claim. The setting is read once, not per node.
+-- Every card and slice of these nodes with what foreign processes hold and what live shards claim.
 -- A card in MIG mode is not one to give, and one without an index is lost.
 select g.node_id, g.uuid, g.index, g.class, g.memory_mib, g.healthy, g.problems, g.numa, g.driver_version, g.cuda_version, g.nearest_nic, g.island, g.parent is not null as slice,
     g.memory_kind is not distinct from 'unified' as unified, g.parent is not null and g.missing_since is not null as gone,
     (l.gpus->g.uuid->>'memory_foreign_mib')::bigint as memory_foreign_mib, c.claims
-from llmgw_core.gpu g
-left join llmgw_core.node_load l on l.node_id = g.node_id
-    and l.at > clock_timestamp() - (select llmgw_core.seconds('load_stale'))
-left join (
-    select node_id, gpu_uuid, jsonb_agg(jsonb_build_array(shard_id, memory_mib) order by shard_id) as claims
-    from llmgw_core.gpu_claim group by node_id, gpu_uuid) c on c.node_id = g.node_id and c.gpu_uuid = g.uuid
+from unnest($1::text[]) asked (id) join llmgw_core.gpu g on g.node_id = asked.id
+left join llmgw_core.node_load l on l.node_id = g.node_id and l.at > now() - (select llmgw_core.seconds('load_stale'))
+cross join lateral (
+    select jsonb_agg(jsonb_build_array(shard_id, memory_mib) order by shard_id) as claims
+    from llmgw_core.gpu_claim where node_id = g.node_id and gpu_uuid = g.uuid) c
 where not g.partitioned and g.index is not null
 order by g.node_id, g.index;
 
 -- name: engines
--- Usable engines of each node, and versions that its agent could not install (those that it found broken have a path).
-select node_id, engine, array_agg(version order by version) filter (where state = 'installed') as versions,
-    jsonb_object_agg(version, left(split_part(coalesce(error, ''), E'\n', 1), 300)) filter (where state = 'failed' and path = '') as failures
-from llmgw_core.engine where state = 'installed' or (state = 'failed' and path = '') group by node_id, engine;
+-- Usable engines of these nodes, and versions that their agents could not install (those that they found broken have a path).
+select e.node_id, e.engine, array_agg(e.version order by e.version) filter (where e.state = 'installed') as versions,
+    jsonb_object_agg(e.version, left(split_part(coalesce(e.error, ''), E'\n', 1), 300)) filter (where e.state = 'failed' and e.path = '') as failures
+from unnest($1::text[]) asked (id) join llmgw_core.engine e on e.node_id = asked.id
+where e.state = 'installed' or (e.state = 'failed' and e.path = '') group by e.node_id, e.engine;
 
 -- name: weights
--- Sources that lie whole on a node's disk, where the agent uses them: its downloads, and files named by models.
-select node_id, array_agg(distinct source) as sources from llmgw_core.weight where complete and (managed or source like 'file:%') and source is not null group by node_id;
+-- Sources that lie whole on a disk of these nodes, where their agents use them: downloads, and files named by models.
+select w.node_id, array_agg(distinct w.source) as sources from unnest($1::text[]) asked (id) join llmgw_core.weight w on w.node_id = asked.id
+where w.complete and (w.managed or w.source like 'file:%') and w.source is not null group by w.node_id;
 
 -- name: facts
 -- What the weights of each source of the catalog say of their model, by the first node that has them whole. As text: read when it is new.
@@ -84,33 +103,34 @@ from llmgw_core.profile p left join llmgw_core.pool o on o.name = p.pool
 order by p.model, p.position;
 
 -- name: replicas
--- Replicas that are not gone, and what runs on them by the word of every live router (null when one has not said).
-with live as materialized (
-    select c.id, c.seen_at from llmgw_core.controller c
-    where c.role = 'router' and (c.seen_at > clock_timestamp() - interval '10 s' or llmgw_core.present(c.id))),
-used as (
-    select x.replica_id, sum(x.in_flight) filter (where l.id is not null)::int as in_flight,
-        -- A router that left with requests running used the replica at least until its last word.
-        max(case when l.id is null and x.in_flight > 0 then x.reported_at else x.last_used_at end) as last_used_at
-    from llmgw_core.router_use x left join live l on l.id = x.router_id group by x.replica_id)
+-- Those of these replicas that are not gone.
 select r.id, r.model, r.state, r.profile, r.fingerprint, r.restarts, r.error,
     extract(epoch from r.created_at)::double precision as created_at, extract(epoch from r.state_at)::double precision as state_at,
     extract(epoch from r.ready_at)::double precision as ready_at, extract(epoch from r.backoff_until)::double precision as backoff_until,
     extract(epoch from r.drain_deadline)::double precision as drain_deadline,
-    -- A router follows a change within two seconds and reports every second: what it said earlier is not about this state.
-    case when not exists (select 1 from live l where l.seen_at < r.state_at + interval '3 s') then coalesce(u.in_flight, 0) end as in_flight,
-    extract(epoch from u.last_used_at)::double precision as last_used_at,
     extract(epoch from r.replace_asked)::double precision as replace_asked, r.replace_force, r.room_for
-from llmgw_core.replica r left join used u on u.replica_id = r.id
-where r.state <> 'gone'
-order by r.id;
+from unnest($1::bigint[]) asked (id) join llmgw_core.replica r on r.id = asked.id
+where r.state <> 'gone';
+
+-- name: uses
+-- What runs on replicas by the word of every live router, of those in use since this time (unix seconds).
+with live as materialized (
+    select c.id from llmgw_core.controller c
+    where c.role = 'router' and (c.seen_at > clock_timestamp() - interval '10 s' or llmgw_core.present(c.id)))
+select x.replica_id, coalesce(sum(x.in_flight) filter (where l.id is not null), 0)::int as in_flight,
+    -- A router that left with requests running used the replica at least until its last word.
+    extract(epoch from max(case when l.id is null and x.in_flight > 0 then x.reported_at else x.last_used_at end))::double precision as last_used_at
+from llmgw_core.router_use x left join live l on l.id = x.router_id
+where x.in_flight > 0 or x.last_used_at > to_timestamp($1::double precision)
+group by x.replica_id;
 
 -- name: shards
--- Shards of the present launch of each replica that is not gone.
+-- Shards of the present launch of each of these replicas.
 select s.id, s.replica_id, s.rank, s.node_id, s.state, s.port, s.master_port, s.error, extract(epoch from s.state_at)::double precision as state_at,
-    s.exit_code, s.log_tail, s.cpus, s.memory_mib,
-    (select array_agg(c.gpu_uuid order by c.gpu_uuid) from llmgw_core.gpu_claim c where c.shard_id = s.id) as gpus
-from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id and r.launch = s.launch
+    s.exit_code, s.log_tail, s.cpus, s.memory_mib, c.gpus
+from unnest($1::bigint[]) asked (id) join llmgw_core.replica r on r.id = asked.id
+join llmgw_core.shard s on s.replica_id = r.id and s.launch = r.launch
+cross join lateral (select array_agg(c.gpu_uuid order by c.gpu_uuid) as gpus from llmgw_core.gpu_claim c where c.shard_id = s.id) c
 where r.state <> 'gone'
 order by s.replica_id, s.rank;
 

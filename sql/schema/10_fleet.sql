@@ -177,6 +177,7 @@ create table llmgw_core.weight (
     shared_bytes bigint check (shared_bytes >= 0),
     primary key (node_id, path)
 );
+create index weight_source on llmgw_core.weight (source) where complete and facts is not null;
 comment on table llmgw_core.weight is 'Weights on a node''s disk, with what their headers say of the model (facts). shared: on a filer, so that every node that mounts it lists the same bytes; managed: our own download. filer and filer_path are the same on every node; shared_bytes of bytes are counted in another row already.';
 
 create table llmgw_core.enrolment (

@@ -84,6 +84,7 @@ create table llmgw_core.replica (
     room_for text
 );
 create index replica_live on llmgw_core.replica (model) where state <> 'gone';
+create index replica_there on llmgw_core.replica (id) where state <> 'gone';
 comment on table llmgw_core.replica is 'One serving unit. launch counts its starts: each start makes new shards. The model is a name, not a key: a replica outlives its model until it is gone. replace_asked: an operator wants another in its stead, ready first; with replace_force it may stop first where there is no room for both. room_for is the model for which it was asked to leave.';
 
 create table llmgw_core.shard (
@@ -185,6 +186,15 @@ create table llmgw_core.router_use (
     primary key (router_id, replica_id)
 ) with (fillfactor = 50);
 comment on table llmgw_core.router_use is 'What each router runs on each replica, told every second or so.';
+
+create unlogged table llmgw_core.touched (
+    xid xid8 not null,
+    kind text not null check (kind in ('node', 'replica', 'catalog', 'facts', 'everything', 'mark')),
+    key text not null,
+    at timestamptz not null default clock_timestamp()
+);
+create index touched_xid on llmgw_core.touched (xid);
+comment on table llmgw_core.touched is 'Which objects the transactions of the last minutes changed, for the leader''s mirror of the fleet. Lost in a crash, after which the leader reads everything. A mark says below which transaction all were over at its time.';
 
 create table llmgw_core.audit (
     id bigint generated always as identity primary key,
