@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 FULL_S = 600.0
-"""Everything is read again this often: a trigger may be off, whoever turned it off."""
+"""Everything is read again this often, whatever triggers say."""
 KEPT_S = 300.0
 """A look at what was touched reaches back this far, half of what the database keeps."""
 HEARD_S = 3.0
 """A router follows a change within two seconds and reports every second: what it said earlier than
 this after a replica's last move is not about its present state."""
+
+BLIND = (
+    "triggers that tell the leader of changes are disabled, so every tick reads the whole fleet: "
+    "alter table ... enable always trigger; select tgrelid::regclass, tgname from pg_trigger "
+    "where tgname like 'touched%' and tgenabled = 'D' tells which"
+)
 
 K = TypeVar("K", str, int)
 V = TypeVar("V")
@@ -39,6 +45,8 @@ class Clock:
     """Value of llmgw_core.change before anything was read."""
     seen: str
     """Its pg_snapshot."""
+    blind: bool
+    """Somebody has disabled triggers that tell of changes."""
     heard_at: float | None
     """Last word of the live router that was silent longest; None without one."""
 
@@ -83,6 +91,7 @@ class Mirror:
         last = self.clock
         return (
             last is None
+            or clock.blind
             or clock.started_at != last.started_at
             or not 0 <= clock.now - last.now < KEPT_S
             or clock.now - self._full_at >= FULL_S
@@ -162,6 +171,8 @@ class Mirror:
             if row["node_id"] in nodes
         }
         nodes = nodes | silent if silent else nodes
+        if self.clock is not None and self.clock.blind:
+            notes[""].append(BLIND)
         fleet = Snapshot(
             tuple(nodes.values()), models, tuple(self._replicas.values()), self._settings
         )

@@ -127,6 +127,16 @@ create or replace trigger touched_row after insert or delete on llmgw_core.repli
 create or replace trigger touched_update after update on llmgw_core.replica
     for each row when (old is distinct from new) execute function llmgw_core.touch_replica();
 
+do $$
+declare
+    t record;
+begin
+    -- Also where a session replays what another server did: the leader sees rows, not sessions.
+    for t in select tgname, tgrelid from pg_trigger where tgname like 'touched\_%' and tgenabled <> 'A' loop
+        execute format('alter table %s enable always trigger %I', t.tgrelid::regclass, t.tgname);
+    end loop;
+end $$;
+
 create or replace function llmgw_core.touched_keep() returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare

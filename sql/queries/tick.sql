@@ -1,8 +1,9 @@
 -- name: now
--- The database's clock, what a leader must know of the server, and which transactions this read sees.
+-- The database's clock, what a leader must know of the server, which transactions this read sees, and whether triggers tell of changes.
 select extract(epoch from clock_timestamp())::double precision as now,
     extract(epoch from pg_postmaster_start_time())::double precision as started_at,
     (select last_value from llmgw_core.change) as change, pg_current_snapshot()::text as seen,
+    exists (select 1 from pg_trigger where tgname like 'touched\_%' and tgenabled = 'D') as blind,
     -- The word of the live router that was silent longest; null without one.
     (select extract(epoch from min(c.seen_at))::double precision from llmgw_core.controller c
      where c.role = 'router' and (c.seen_at > clock_timestamp() - interval '10 s' or llmgw_core.present(c.id))) as heard_at;
@@ -66,7 +67,7 @@ cross join lateral (
     select jsonb_agg(jsonb_build_array(shard_id, memory_mib) order by shard_id) as claims
     from llmgw_core.gpu_claim where node_id = g.node_id and gpu_uuid = g.uuid) c
 where not g.partitioned and g.index is not null
-order by g.node_id, g.index;
+order by g.node_id, g.index, g.uuid;
 
 -- name: engines
 -- Usable engines of these nodes, and versions that their agents could not install (those that they found broken have a path).

@@ -8,7 +8,7 @@ import pytest
 
 from controller.placement.model import Asked, Claim, Gpu, Model, Profile, Replica, Settings, Shard
 from controller.reconcile import snapshot
-from sql import queries
+from tests.control import looks
 
 NODE = {
     "id": "n", "state": "ready", "state_reason": None, "alloc_gen": 3, "labels": {"rack": 1},
@@ -45,8 +45,7 @@ PROFILE = {
 REPLICA = {
     "id": 5, "model": "m", "state": "starting", "profile": "p", "fingerprint": "f", "restarts": 2,
     "error": "e", "created_at": 1.0, "state_at": 2.0, "ready_at": 3.0, "backoff_until": 4.0,
-    "drain_deadline": 5.0, "in_flight": None, "last_used_at": 6.0,
-    "replace_asked": 7.0, "replace_force": False, "room_for": "other",
+    "drain_deadline": 5.0, "replace_asked": 7.0, "replace_force": False, "room_for": "other",
 }  # fmt: skip
 SHARD = {
     "id": 7, "replica_id": 5, "rank": 0, "node_id": "n", "state": "failed", "port": 20001,
@@ -68,11 +67,12 @@ TABLES = {
     "profiles": [PROFILE],
     "replicas": [REPLICA],
     "shards": [SHARD],
+    "uses": [{"replica_id": 5, "in_flight": 3, "last_used_at": 6.0}],
 }  # fmt: skip
 
 
 def build(**tables):
-    return snapshot.build({**TABLES, **tables})
+    return looks.build({**TABLES, **tables})
 
 
 def test_every_field_finds_its_place():
@@ -124,7 +124,7 @@ def test_every_field_finds_its_place():
     shard = Shard(7, 0, "n", "failed", ("G",), 20001, words, 2.0, 2.0, 512, 20002)
     assert replica == Replica(
         5, "m", "starting", "p", "f", 1.0, 2.0, 3.0, 2, 4.0, "e", 5.0, None, (shard,),
-        None, 6.0, 7.0, False, "other",
+        3, 6.0, 7.0, False, "other",
     )  # fmt: skip
     assert seen.settings == Settings(backoff_base_s=2.0, start_deadline_s=9.0, silent_share_max=0.5)
 
@@ -209,8 +209,8 @@ def said(fleet, pool):
     """in_flight and last use of replicas by id, as the tick reads them."""
 
     async def read() -> dict[int, tuple[int | None, bool]]:
-        rows = await pool.fetch(queries("tick")["replicas"])
-        return {row["id"]: (row["in_flight"], row["last_used_at"] is not None) for row in rows}
+        every = (await snapshot.read(pool)).snapshot.replicas
+        return {r.id: (r.in_flight, r.last_used_at is not None) for r in every}
 
     return read
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.placement.model import Attempt, Refusal
-from controller.reconcile import snapshot
 from controller.reconcile.commit import REFUSALS, Writer
 from controller.reconcile.guard import GAP_S, Guard
-from controller.reconcile.snapshot import Seen, build
+from controller.reconcile.snapshot import Seen
 from controller.reconcile.tick import TickStats
-from tests.control.duties import cards, duty
+from tests.control import looks
+from tests.control.duties import duty
 
 ATTEMPTS = "select model from llmgw_core.decision where kind = 'attempt' order by id"
 
@@ -92,57 +90,8 @@ async def test_an_attempt_in_parts_counts_whole_and_is_not_written_twice(leader,
     assert detail == {"refusals": 2 * REFUSALS + 5}
 
 
-async def test_cards_that_did_not_change_are_the_same_values(leader, fleet):
-    node = cards(fleet, "n1", 3)
-    kept: snapshot.Kept = {}
-    first = (await snapshot.read(leader.pool, kept)).snapshot
-    fleet.sync(node, gpus=[{"uuid": "n1-1", "memory_foreign_mib": 700}])
-    second = (await snapshot.read(leader.pool, kept)).snapshot
-    fresh = (await snapshot.read(leader.pool)).snapshot
-    assert second.nodes[0].gpus == fresh.nodes[0].gpus
-    before, after = first.nodes[0].gpus, second.nodes[0].gpus
-    assert after[1].memory_foreign_mib == 700
-    assert [b is a for b, a in zip(before, after, strict=True)][1] is False
-    fleet.report(node, "gpus", [])
-    gone = (await snapshot.read(leader.pool, kept)).snapshot
-    assert len(kept) == len(gone.nodes[0].gpus)
-
-
-CARD = {
-    "node_id": "n", "class": "H100", "memory_mib": 1, "healthy": True, "problems": [],
-    "numa": None, "memory_foreign_mib": None, "claims": None,
-    "driver_version": None, "cuda_version": None, "nearest_nic": None, "island": None,
-    "slice": False, "unified": False, "gone": False,
-}  # fmt: skip
-EMPTY = {name: [] for name in snapshot.TABLES}
-NODE = {
-    "id": "n", "state": "ready", "state_reason": None, "alloc_gen": 0, "labels": {}, "arch": None,
-    "cpu_flags": None, "cpus_effective": None, "memory_effective_mib": None, "port_first": 1,
-    "port_last": 2, "mgmt_addr": None, "reported": True, "cpus": None, "memory_mib": None,
-    "ports": None, "shards": None, "models": None, "nvlink_domain": None, "nvlink_reason": None,
-    "imex_ready": None, "fabrics": None, "weights_free_mib": None,
-}  # fmt: skip
-READS = st.lists(
-    st.dictionaries(st.integers(0, 4), st.tuples(st.booleans(), st.sampled_from([None, 0, 9]))),
-    max_size=5,
-)
-
-
-@given(READS)
-def test_a_read_with_kept_cards_equals_one_without(reads):
-    kept: snapshot.Kept = {}
-    for read in reads:
-        rows = [
-            {**CARD, "uuid": f"g{i}", "index": i, "healthy": ok, "memory_foreign_mib": held}
-            for i, (ok, held) in read.items()
-        ]
-        tables = EMPTY | {"nodes": [NODE], "gpus": rows}
-        assert build(tables, kept) == build(tables)
-        assert len(kept) == len(rows)
-
-
 def seen(now: float, started: float = 0.0, guard_s: float = 60.0) -> Seen:
-    return Seen(build(EMPTY)[0], now, started, 0, guard_s, ())
+    return Seen(looks.build({})[0], now, started, 0, guard_s, ())
 
 
 def test_the_guard_holds_after_a_new_leader_a_gap_and_a_restart_and_then_ends():
