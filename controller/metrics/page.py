@@ -86,6 +86,8 @@ def _ticks(context: ControlContext) -> Iterator[Metric]:
     assert context.ticker is not None
     stats = context.ticker.stats
     yield gauge("tick_duration_seconds", "the last tick", [], [((), stats.seconds)])
+    stages = [((stage,), seconds) for stage, seconds in stats.stages.items()]
+    yield gauge("tick_stage_duration_seconds", "parts of the last tick", ["stage"], stages)
     yield counter("ticks", "ticks of this process as a leader", [], [((), stats.ticks)])
     items = [((kind,), n) for kind, n in stats.items.items()]
     yield counter("plan_items", "plan items committed", ["kind"], items)

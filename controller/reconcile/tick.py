@@ -43,6 +43,8 @@ class TickStats:
     """What metrics tell of ticks. Counts since the start of this process."""
 
     seconds: float | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+    """read, decide, commit -> seconds of the last tick."""
     ticks: int = 0
     items: Counter[str] = field(default_factory=Counter)
     refused: int = 0
@@ -92,13 +94,18 @@ class Ticker:
         """One tick under ``term``; True when another should follow at once."""
         began = trio.current_time()
         seen = await snapshot.read(self._pool, self._mirror)
+        read = trio.current_time()
         plan = await self._decide(seen, term, began)
+        decided = trio.current_time()
         self._change = seen.change
         again = await self._commit(term, plan)
         self._writer.keep_only({model.name for model in seen.snapshot.models})
         self._note((*seen.notes, *plan.notes))
         ended = trio.current_time()
         self._guard.looked(ended)
+        self.stats.stages = {
+            "read": read - began, "decide": decided - read, "commit": ended - decided
+        }  # fmt: skip
         self.stats.seconds, self.stats.ticks = ended - began, self.stats.ticks + 1
         return again
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ops.benchmarks.discovery import discovery
+from ops.benchmarks.tick import tick
 
 
 @click.group()
@@ -13,6 +14,7 @@ def main() -> None:
 
 
 main.add_command(discovery)
+main.add_command(tick)
 
 if __name__ == "__main__":
     main()

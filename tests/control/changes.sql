@@ -8,6 +8,7 @@ update llmgw_core.gpu set findings = '[{"code": "xid_79", "text": "Xid 79", "unh
 update llmgw_core.gpu set class = 'H200', island = 3, numa = 1, driver_version = '1', nearest_nic = 'x' where node_id = 'n2'
 update llmgw_core.gpu set partitioned = true where uuid = 'n2-1'
 update llmgw_core.gpu set node_id = 'n4' where uuid = 'n2-2'
+insert into llmgw_core.gpu (node_id, uuid, index, name, class) values ('n4', 'new', 9, 'H100', 'H100')
 delete from llmgw_core.gpu where uuid = 'n2-3'
 update llmgw_core.node_load set gpus = jsonb_set(gpus, '{n3-0,memory_foreign_mib}', '700') where node_id = 'n3'
 update llmgw_core.node_load set gpus = gpus #- '{n3-0,memory_foreign_mib}' where node_id = 'n3'

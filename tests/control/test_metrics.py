@@ -61,7 +61,12 @@ async def test_a_page_without_anything_parses(asyncio_loop, context):
     assert found["llmgw_scrape_up", (("part", "fleet"),)] == 1
     assert found["llmgw_leader", (("duty", "tick"),)] == 0
     # Nothing was measured yet.
-    for name in ("llmgw_tick_duration_seconds", "llmgw_notify_age_seconds", "llmgw_lease_term"):
+    for name in (
+        "llmgw_tick_duration_seconds",
+        "llmgw_tick_stage_duration_seconds",
+        "llmgw_notify_age_seconds",
+        "llmgw_lease_term",
+    ):
         assert not [key for key in found if key[0] == name]
 
 
