@@ -34,6 +34,7 @@ delete from llmgw_core.ib_port
 update llmgw_core.setting set value = 7 where name = 'min_residence'
 delete from llmgw_core.setting where name = 'min_residence'
 with o as (insert into llmgw_core.pool (name, labels, origin) values ('o', '{"rack": ["r1"]}', 'api') returning name) update llmgw_core.profile set pool = o.name, gpus = 1, args = '{-c,5}' from o where model = 'b'
+update llmgw_core.profile set shards = 2 where model = 'a'
 update llmgw_core.pool set labels = '{"rack": ["r2"]}'
 update llmgw_core.model set priority = 9, min_replicas = 0, idle_timeout_s = 5 where name = 'b'
 delete from llmgw_core.model where name = 'c'
@@ -61,4 +62,5 @@ update llmgw_core.demand set waiting = 4, peak = 9 where model = 'a'
 update llmgw_core.controller set seen_at = clock_timestamp() - interval '2 min'
 insert into llmgw_core.node (id) values ('a0')
 truncate llmgw_core.node_load
+insert into llmgw_core.node_load (node_id, at, gpus) values ('n4', clock_timestamp(), '{"n4-0": {"memory_foreign_mib": 5}}')
 delete from llmgw_core.node where id = 'n3'
