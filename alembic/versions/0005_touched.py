@@ -1,10 +1,10 @@
-"""What changed since a look: applies sql/migrations/0009_touched.sql."""
+"""What changed since a look: applies sql/migrations/0005_touched.sql."""
 
 from __future__ import annotations
 
 from sql.revision import apply
 
-revision = "0009"
+revision = "0005"
 down_revision = "0004"
 
 
