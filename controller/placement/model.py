@@ -230,6 +230,8 @@ class Settings:
     drain_deadline_s: float = 600.0
     min_residence_s: float = 60.0
     """A replica that was woken or added stays at least this long."""
+    fairness_s: float = 30.0
+    """So long a replica waits for a place before busy ones are asked to leave for it."""
     idle_timeout_s: float = 900.0
     """For on-demand models that set none."""
     concurrency: float = 8.0

@@ -53,6 +53,7 @@ def settings(named: Mapping[str, float]) -> Settings:
         "drain_deadline_s": "drain_deadline",
         "silent_share_max": "silent_share_max",
         "min_residence_s": "min_residence",
+        "fairness_s": "fairness",
         "idle_timeout_s": "idle_timeout",
         "concurrency": "concurrency",
         "demand_stale_s": "demand_stale",

@@ -1,8 +1,10 @@
 """Who leaves when a wanted replica finds no place. Pure.
 
-Called by `decide.py` once placement has failed. Of the replicas that may leave, those of the lowest
-priority and idle longest go first, one at a time for each model that wants in, and only where the
-planner says that their leaving helps. A busy replica never leaves, nor one that has just come.
+Called by `decide.py` once placement has failed. Of the replicas that may leave, idle ones of the
+lowest priority and idle longest go first, one at a time for each model that wants in, and only
+where the planner says that their leaving helps. One that has just come stays. A busy one is asked
+only for a model that has waited past the fairness limit; it takes no new requests then, and stops
+when those that run have ended (D17).
 """
 
 from __future__ import annotations
@@ -41,6 +43,13 @@ OF_CARDS: Final = frozenset(c for c in Code if c.startswith("gpu_")) - {
     Code.GPU_COUNT,
 }
 
+LONGEST_S: Final = 3600.0
+"""A busy replica that makes room may finish what it runs: routers end a request after this long."""
+
+DOUBLINGS: Final = 6
+"""Each failed start doubles the fairness limit of a replica, so often at most: one that never comes
+up must not send those that serve away again and again."""
+
 SERVING: Final = frozenset({"starting", "ready"})
 LEAVING: Final = frozenset({"draining", "stopping"})
 
@@ -51,12 +60,17 @@ class Guest:
 
     replica: Replica
     model: Model
-    idle_since: float
+    since: float
+    """Idle since then; a busy one has served since then."""
 
     @property
-    def turn(self) -> tuple[int, float, int]:
-        """Lowest priority first, then idle longest."""
-        return (self.model.priority, self.idle_since, self.replica.id)
+    def busy(self) -> bool:
+        return bool(self.replica.in_flight)
+
+    @property
+    def turn(self) -> tuple[bool, int, float, int]:
+        """Idle ones first, of those the lowest priority, then idle (or serving) longest."""
+        return (self.busy, self.model.priority, self.since, self.replica.id)
 
 
 def make(
@@ -76,12 +90,13 @@ def make(
         model = catalog[wants]
         if wants in leaving or serving[wants] >= demand.needed(model, around.now, around.settings):
             continue
-        able = sorted((g for g in guests if _may(g, model, serving, around)), key=_turn)
+        pending = next(r for r in hungry if r.model == wants)
+        late = around.now - pending.state_at >= _limit(pending, around)
+        able = sorted((g for g in guests if _may(g, model, serving, around, late)), key=_turn)
         if not able or looked >= MOST:
             continue
         # Gangs cost the whole fleet each time: one of them in a plan is enough.
         looked += MOST if any(p.shards > 1 for p in model.profiles) else 1
-        pending = next(r for r in hungry if r.model == wants)
         goes = _who(snapshot, model, pending, able, around)
         if goes is not None:
             guests.remove(goes)
@@ -98,26 +113,37 @@ def _guests(
         model = catalog.get(replica.model)
         if model is None or replica.state != "ready" or states.get(replica.id, "ready") != "ready":
             continue
-        since = demand.idle_since(replica)
-        if since is None or demand.resides(replica, around.now, around.settings):
+        if replica.in_flight is None or demand.resides(replica, around.now, around.settings):
             continue
         if model.asked.heard and model.asked.waiting == 0:
+            since = demand.idle_since(replica) or replica.ready_at or replica.state_at
             found.append(Guest(replica, model, since))
     return found
 
 
-def _may(guest: Guest, wants: Model, serving: Mapping[str, int], around: Around) -> bool:
-    """Whether the guest may leave for that model: never below min, nor among equals in need."""
+def _limit(pending: Replica, around: Around) -> float:
+    """Seconds without a place after which even busy replicas are asked to leave for this one."""
+    return around.settings.fairness_s * 2.0 ** min(max(pending.restarts, 0), DOUBLINGS)
+
+
+def _may(
+    guest: Guest, wants: Model, serving: Mapping[str, int], around: Around, late: bool
+) -> bool:
+    """Whether the guest may leave for that model: never below min, nor among equals in need.
+
+    Once the wait is past the limit, being busy keeps no place, and equals in need share with one
+    that has nothing at all.
+    """
     model = guest.model
-    if model.name == wants.name or model.priority > wants.priority:
+    if model.name == wants.name or model.priority > wants.priority or (guest.busy and not late):
         return False
     left = serving[model.name] - 1
-    if model.priority < wants.priority:
+    if model.priority < wants.priority or (late and not serving[wants.name]):
         return left >= model.min_replicas
     return model.min_replicas <= 0 and left >= demand.needed(model, around.now, around.settings)
 
 
-def _turn(guest: Guest) -> tuple[int, float, int]:
+def _turn(guest: Guest) -> tuple[bool, int, float, int]:
     return guest.turn
 
 
@@ -214,9 +240,10 @@ def without(node: Node, shards: Sequence[Shard]) -> Node:
 
 
 def _farewell(guest: Guest, wants: Model, around: Around) -> Move:
-    idle = around.now - guest.idle_since
-    why = (
-        f"makes room for {wants.name}: idle for {idle:.0f} s, "
-        f"priority {guest.model.priority} against {wants.priority}"
-    )
-    return replace(drain(guest.replica, why, around), room_for=wants.name)
+    if guest.busy:
+        told = f"it has waited long, what runs here ({guest.replica.in_flight}) finishes"
+    else:
+        told = f"idle for {around.now - guest.since:.0f} s"
+    ranks = f"priority {guest.model.priority} against {wants.priority}"
+    leaves = drain(guest.replica, f"makes room for {wants.name}: {told}, {ranks}", around)
+    return replace(leaves, room_for=wants.name, drain_deadline=around.now + LONGEST_S)

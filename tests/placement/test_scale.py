@@ -145,12 +145,13 @@ def on_demand(name, priority=0, low=0, high=1, **asked):
     return model(name, low, **facts, asked=Asked(**asked))
 
 
-def contest(guest, *, wanting=None, of=None, **settings):
+def contest(guest, *, wanting=None, of=None, waited=1, restarts=0):
     """Model `new` waits while `guest` (of model `old`) holds the only card; who is moved."""
     wanting = wanting or on_demand("new", waiting=1)
-    pending = replica(9, "pending", of="new", created_at=NOW - 1)
+    since = {"created_at": NOW - waited, "state_at": NOW - waited}
+    pending = replica(9, "pending", of="new", restarts=restarts, **since)
     models = [of or on_demand("old"), wanting]
-    plan = decide(snapshot([one_slot(guest.id)], models, [guest, pending], **settings), NOW)
+    plan = decide(snapshot([one_slot(guest.id)], models, [guest, pending]), NOW)
     assert not plan.notes
     return [i for i in plan.items if isinstance(i, Move)]
 
@@ -229,6 +230,81 @@ def test_the_lowest_priority_idle_longest_that_helps_goes_first():
     assert who(1, 2, 3) == []
 
 
+BUSY = ready(1, of="old", busy=2)
+GIVES_WAY = {
+    # the guest, its model -> whether it is asked to leave for one that waits past the limit
+    "on demand": (BUSY, {}, True),
+    "lower": (BUSY, {"of": on_demand("old", -1)}, True),
+    "in need of all it has": (BUSY, {"of": on_demand("old", in_flight=99)}, True),
+    "higher": (BUSY, {"of": on_demand("old", 1)}, False),
+    "the last of a model that always runs": (BUSY, {"of": on_demand("old", low=1)}, False),
+    "has just come": (ready(1, of="old", busy=2, since=NOW - 59), {}, False),
+    "unknown": (ready(1, of="old", busy=None), {}, False),
+    "nobody waits any more": (BUSY, {"wanting": on_demand("new", wanted_at=NOW - 20)}, False),
+}
+
+
+@pytest.mark.parametrize("why", GIVES_WAY)
+def test_D17_a_busy_one_drains_only_for_who_waits_past_the_limit(why):
+    guest, facts, leaves = GIVES_WAY[why]
+    assert contest(guest, waited=29, **facts) == []
+    moves = contest(guest, waited=31, **facts)
+    assert [(m.replica_id, m.to_state, m.room_for) for m in moves] == (
+        [(1, "draining", "new")] if leaves else []
+    )
+    for move in moves:
+        assert move.reason.startswith("makes room for new: it has waited long, what runs here (2)")
+        # It is not stopped before routers end its requests themselves.
+        assert move.drain_deadline - NOW == 3600
+
+
+def test_D17_running_requests_outlast_the_usual_drain_deadline():
+    facts = {"state_at": NOW - 700, "drain_deadline": NOW + 2900, "room_for": "new"}
+    leaving = replica(1, "draining", shard("ready", "n1"), of="old", in_flight=1, **facts)
+    pending = replica(9, "pending", of="new", created_at=NOW - 800)
+    models = [on_demand("old"), on_demand("new", waiting=1)]
+    assert decide(snapshot([one_slot(1)], models, [leaving, pending]), NOW).items == ()
+    done = replace(leaving, in_flight=0)
+    (move,) = decide(snapshot([one_slot(1)], models, [done, pending]), NOW).items
+    assert (move.to_state, move.reason) == ("stopping", "no request is running any more")
+
+
+def test_D17_one_that_never_comes_up_sends_busy_ones_away_ever_more_rarely():
+    assert contest(BUSY, waited=59, restarts=1) == []
+    assert contest(BUSY, waited=61, restarts=1)
+    assert contest(BUSY, waited=30 * 2**6 - 1, restarts=99) == []
+    assert contest(BUSY, waited=30 * 2**6 + 1, restarts=99)
+
+
+def test_D17_an_idle_one_leaves_before_a_busy_one_of_lower_priority():
+    cards = [
+        replace(one_slot(n), id=f"n{n}", gpus=(replace(one_slot(n).gpus[0], uuid=f"n{n}-0"),))
+        for n in (1, 2)
+    ]
+    there = [ready(1, of="low", busy=1, on="n1"), ready(2, of="even", used=NOW - 1, on="n2")]
+    models = [on_demand("low", -1, in_flight=1), on_demand("even"), on_demand("new", waiting=1)]
+    pending = replica(9, "pending", of="new", created_at=NOW - 99, state_at=NOW - 99)
+    (move,) = decide(snapshot(cards, models, [*there, pending]), NOW).items
+    assert move.replica_id == 2
+
+
+def test_D17_who_serves_already_does_not_send_busy_equals_away():
+    cards = [
+        replace(one_slot(n), id=f"n{n}", gpus=(replace(one_slot(n).gpus[0], uuid=f"n{n}-0"),))
+        for n in (1, 2)
+    ]
+    there = [ready(1, of="old", busy=1, on="n1"), ready(2, of="new", busy=9, on="n2")]
+    pending = replica(9, "pending", of="new", created_at=NOW - 99, state_at=NOW - 99)
+
+    def moves(priority):
+        new = on_demand("new", priority, high=2, in_flight=9)
+        fleet = snapshot(cards, [on_demand("old", in_flight=1), new], [*there, pending])
+        return [i.replica_id for i in decide(fleet, NOW).items if isinstance(i, Move)]
+
+    assert moves(0) == []
+    assert moves(1) == [1]
+
+
 def test_places_go_to_the_higher_priority_first():
     models = [model("a", 1), model("b", 1, priority=1)]
     waiting = [
@@ -263,7 +339,7 @@ def test_several_nodes_are_freed_one_replica_at_a_time():
         model("old", 0, max_replicas=2, idle_timeout_s=1e9, asked=Asked(peak=99)),
         model("new", 0, gang, max_replicas=1, asked=Asked(waiting=1)),
     ]
-    pending = replica(9, "pending", of="new", created_at=NOW - 1)
+    pending = replica(9, "pending", of="new", created_at=NOW - 1, state_at=NOW - 1)
     (move,) = decide(snapshot(nodes, models, [*there, pending]), NOW).items
     assert (move.replica_id, move.room_for) == (1, "new")
     freed = [replace(nodes[0], gpus=(replace(nodes[0].gpus[0], claims=()),)), nodes[1]]
