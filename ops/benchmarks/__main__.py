@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ops.benchmarks.discovery import discovery
+from ops.benchmarks.scale import scale
 from ops.benchmarks.tick import tick
 
 
@@ -14,6 +15,7 @@ def main() -> None:
 
 
 main.add_command(discovery)
+main.add_command(scale)
 main.add_command(tick)
 
 if __name__ == "__main__":

@@ -147,9 +147,9 @@ def _settings(url: str, size: int) -> DatabaseSettings:
 
 
 @contextmanager
-def controller(url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One real control process."""
-    arguments = ["--role", "control", "--admin-listen", f"127.0.0.1:{free_port()}"]
+def controller(url: str, log: Path, port: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """One real control process, its admin API on this port or on any."""
+    arguments = ["--role", "control", "--admin-listen", f"127.0.0.1:{port or free_port()}"]
     env = {"LLMGW_DATABASE_URL": url, "PATH": "/usr/bin:/bin"}
     with log.open("wb") as file:
         process = subprocess.Popen(

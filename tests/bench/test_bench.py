@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.benchmarks import postgres, processes
+from ops.benchmarks import postgres, processes, scale
 from ops.benchmarks.discovery import PHASES, measure_fleet
 from ops.simulation.fleet import uniform
 from ops.simulation.node import SimMachine
@@ -33,6 +33,28 @@ async def test_a_small_fleet_is_measured_in_every_phase():
     assert FAST_TABLE not in phases["no fast facts"]["tables"]
     assert FAST_TABLE not in phases["beats only"]["tables"]
     assert phases["beats only"]["tables"]["beat"]["updated"] > 0
+
+
+@pytest.mark.slow
+async def test_scale_requests_are_followed_to_the_agent():
+    rounds = await scale.measure(2, 2)
+    for one in rounds:
+        assert one.answered_ms > 0
+        assert 0 < one.written_ms < one.seen_ms
+        assert 1800 <= one.poll_ms <= 2200  # nodes that had nothing to do
+
+
+def test_the_goal_is_the_nodes_own_interval_and_a_little():
+    rounds = [scale.Round(9.0, 50.0, seen, 2000) for seen in (300.0, 2200.0, 2201.0)]
+    told = scale.summary(rounds)
+    assert told["goal_kept"] == 2
+    assert told["stages_ms"]["agent has it"] == {"p50": 2200.0, "p99": 2201.0, "max": 2201.0}
+    assert told["stages_ms"]["beside the interval"]["max"] == 201.0
+
+
+async def test_scale_wants_a_card_for_each_round():
+    with pytest.raises(ValueError, match="9 rounds need as many cards, 1 nodes have 8"):
+        await scale.measure(1, 9)
 
 
 def test_shares_are_of_the_period_and_name_what_was_written():
