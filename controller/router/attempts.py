@@ -76,6 +76,12 @@ class Attempts(Timed):
         self._tried = ()
         self._exchange.try_again()
 
+    def give_up(self) -> None:
+        """It waits in vain: the client learns why."""
+        if self.waits:
+            waited_s = time.monotonic() - self.started
+            self._exchange.refuse(self._core.waiting.error(self.model, waited_s))
+
     def cancel(self) -> None:
         """Stop the attempt that runs, whose engine learns it at once, or the wait for one."""
         if self.waits:
@@ -108,7 +114,7 @@ class Attempts(Timed):
     def expired(self, now: float) -> None:
         """The wait for a replica, or the pause before a lone one is tried again, is over."""
         if self.waits:
-            self._exchange.refuse(errors.woken_too_late(self.model, now - self.started))
+            self.give_up()
         elif self.up is None:
             self._core.stats.retry("connect_failed")
             self._exchange.try_again()

@@ -6,6 +6,7 @@ they never repeat a key, a hash or anything the client sent as a credential (cas
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import orjson
@@ -79,15 +80,40 @@ def no_replica(model: str) -> ApiError:
     )
 
 
-def woken_too_late(model: str, waited_s: float) -> ApiError:
+def woken_too_late(model: str, waited_s: float, why: str | None) -> ApiError:
     """Its replica is still on its way; the start goes on without the client."""
+    known = f": {why}" if why else ""
     return ApiError(
         503,
         "server_error",
         "model_is_starting",
-        f"Model '{model}' runs on demand and was not ready after {waited_s:.0f} s. It goes on "
-        "starting: try again soon.",
+        f"Model '{model}' runs on demand and was not ready after {waited_s:.0f} s{known}. It goes "
+        "on starting: try again soon.",
         retry_after_s=10,
+    )
+
+
+def no_place(model: str, waited_s: float, why: str) -> ApiError:
+    """Nothing can run it now; it keeps its place in the queue while clients ask for it."""
+    return ApiError(
+        503,
+        "server_error",
+        "model_has_no_place",
+        f"Model '{model}' runs on demand and could not start within {waited_s:.0f} s: {why}. It "
+        "starts when there is a place: try again later.",
+        retry_after_s=30,
+    )
+
+
+def start_failed(model: str, why: str, failures: int, retry_s: float) -> ApiError:
+    """Its engine does not come up; the next start is due when the client may come again."""
+    return ApiError(
+        503,
+        "server_error",
+        "model_start_failed",
+        f"Model '{model}' runs on demand and does not come up (failed starts in a row: {failures})"
+        f": {why}. It is tried again in {retry_s:.0f} s.",
+        retry_after_s=max(1, math.ceil(retry_s)),
     )
 
 

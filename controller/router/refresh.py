@@ -81,9 +81,14 @@ class Refresher:
         rows = await pool.fetch(self._queries["route_keys"])
         models = await pool.fetch(self._queries["route_models"])
         replicas = await pool.fetch(self._queries["route_replicas"])
+        waited_for = self._core.waiting.waited_for()
+        delays: list[Any] = []
+        if waited_for:
+            delays = await pool.fetch(self._queries["route_waking"], waited_for)
         static = from_static(config.endpoints, config.aliases)
         keys = {**static_keys(config.keys), **keys_from_rows(rows)}
         await self._install(merged(from_rows(models, replicas), static), keys, now)
+        self._core.waiting.told(delays)
 
     async def _install(
         self, table: RouteTable, keys: dict[bytes, Key], database_now: float | None

@@ -3,19 +3,24 @@
 Bounded in number and bytes per process. Each has a deadline; a client that leaves frees its place.
 The table's next swap lets them go on (`release`), the reporter tells Postgres that the model is
 wanted (`news`), which wakes it. Callers that leave change nothing about that: the load goes on.
+What holds a model up is read with the table (`told`): who gives up is told so, and nobody waits
+for one whose starts fail again and again.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from controller.router import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from controller.router.attempts import Attempts
     from controller.router.core import Core
     from controller.router.errors import ApiError
@@ -25,17 +30,39 @@ REMIND_S = 5.0
 """A model that is still wanted is news again after so long."""
 FORGET_S = 60.0
 """Nobody has asked for so long: the database has forgotten it too."""
+HOPELESS = 2
+"""One failed start may be an accident; after so many in a row clients need not wait for the next.
+"""
 HEADER = b"x-llmgw-wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """What holds a model up: a row of llmgw.waking."""
+
+    state: str
+    why: str
+    failures: int
+    retry_s: float | None
+
+    def error(self, model: str, waited_s: float) -> ApiError:
+        """For a client that waited in vain."""
+        if self.state == "failed":
+            return errors.start_failed(model, self.why, self.failures, self.retry_s or 0.0)
+        if self.state == "pending":
+            return errors.no_place(model, waited_s, self.why)
+        return errors.woken_too_late(model, waited_s, self.why)
 
 
 class Line:
     """Requests that wait for one model, first come first."""
 
-    __slots__ = ("members", "wanted_at")
+    __slots__ = ("delay", "members", "wanted_at")
 
     def __init__(self) -> None:
         self.members: dict[Attempts, None] = {}
         self.wanted_at = -math.inf  # monotonic
+        self.delay: Delay | None = None  # None: nobody knows
 
 
 class WaitingRoom:
@@ -88,6 +115,28 @@ class WaitingRoom:
                 self.leave(attempts)
                 self._core.reactor.call_soon(attempts.resume)
 
+    def waited_for(self) -> list[str]:
+        """Models that requests wait for now."""
+        return [model for model, line in self._lines.items() if line.members]
+
+    def told(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """What holds up those models. Who waits for one that fails and fails need not wait on."""
+        delays = {row["model"]: _delay(row) for row in rows}
+        for model, line in self._lines.items():
+            line.delay = delays.get(model)
+            if line.delay is None or line.delay.state != "failed":
+                continue
+            if line.delay.failures >= HOPELESS:
+                for attempts in list(line.members):
+                    self._core.reactor.call_soon(attempts.give_up)
+
+    def error(self, model: str, waited_s: float) -> ApiError:
+        """What to tell who waited in vain."""
+        line = self._lines.get(model)
+        if line is None or line.delay is None:
+            return errors.woken_too_late(model, waited_s, None)
+        return line.delay.error(model, waited_s)
+
     def waiting(self, model: str) -> int:
         """Requests that wait for the model."""
         line = self._lines.get(model)
@@ -104,6 +153,10 @@ class WaitingRoom:
     def as_json(self) -> list[list[str | int]]:
         """[model, requests waiting], for the gauge."""
         return [[model, len(line.members)] for model, line in self._lines.items()]
+
+
+def _delay(row: Mapping[str, Any]) -> Delay:
+    return Delay(row["state"], row["why"] or "nobody knows why", row["failures"], row["retry_s"])
 
 
 def _forgotten(line: Line, now: float) -> bool:

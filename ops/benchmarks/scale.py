@@ -38,6 +38,7 @@ CARDS = 8
 OVER_MS = 200.0
 """What the goal allows beside the poll interval."""
 ROUND_S = 30.0
+JOIN_S = 120.0
 MODEL = {
     "name": "bench",
     "source": "file:/models/bench.gguf",
@@ -112,9 +113,9 @@ def post(port: int, path: str, body: dict[str, Any]) -> None:
         connection.close()
 
 
-async def until(pool: Pool, query: str, count: int) -> None:
-    """Wait until a query counts so many; trio.TooSlowError after ROUND_S."""
-    with trio.fail_after(ROUND_S):
+async def until(pool: Pool, query: str, count: int, limit_s: float = ROUND_S) -> None:
+    """Wait until a query counts so many; trio.TooSlowError after ``limit_s``."""
+    with trio.fail_after(limit_s):
         while await pool.fetchval(query) != count:  # noqa: ASYNC110
             await trio.sleep(0.05)
 
@@ -165,7 +166,7 @@ async def measure(nodes: int, rounds: int, seed: int = 1) -> list[Round]:
                 settings = DatabaseSettings(url=database.agent_url, pool_size=2)
                 door = WatchedDoor(await stack.enter_async_context(open_pool(settings)), watch)
                 nursery.start_soon(build(node, fleet.engines, door, admits)[0].run)
-            await until(pool, JOINED, nodes)
+            await until(pool, JOINED, nodes, JOIN_S)
             await listening(port)
             await trio.to_thread.run_sync(post, port, "/models", MODEL)
             for wanted in range(1, rounds + 1):

@@ -12,6 +12,10 @@ select r.id as replica_id, r.model, r.state, r.endpoint,
 from llmgw_core.replica r
 where r.state in ('ready', 'draining') and r.endpoint is not null;
 
+-- name: route_waking
+-- What holds up models that requests wait for.
+select model, state, why, failures, retry_s from llmgw.waking where model = any ($1::text[]);
+
 -- name: route_keys
 -- Keys that may be used now or later; a revoked key is simply absent.
 select k.id, k.hash, k.models, extract(epoch from k.expires_at)::double precision as expires_at

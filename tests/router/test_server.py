@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 QUERIES = {
     name: name
     for name in (
-        "route_now", "route_keys", "route_models", "route_replicas", "usage_flush", "router_report",
+        "route_now", "route_keys", "route_models", "route_replicas", "route_waking",
+        "usage_flush", "router_report",
     )
 }  # fmt: skip
 
@@ -123,6 +124,7 @@ class Shelf:
         self.reports: list[Any] = []
         self.keys = [self.key("k", "sk-test", expires_at=None)]
         self.models = [{"name": "m", "aliases": ["short"], "fallbacks": []}]
+        self.waking: list[dict[str, Any]] = []
         self.replicas = [
             {"replica_id": 5, "model": "m", "state": "ready", "endpoint": engine.url,
              "node_id": "n"},
@@ -139,6 +141,7 @@ class Shelf:
         await self._reach()
         tables = {
             "route_keys": self.keys, "route_models": self.models, "route_replicas": self.replicas,
+            "route_waking": [row for row in self.waking if row["model"] in (*args, [])[0]],
         }  # fmt: skip
         return tables[sql]
 

@@ -160,6 +160,57 @@ async def test_who_waits_too_long_is_told_when_to_come_back(house: House) -> Non
     assert (await (await house.ask()).answer()).status == 200
 
 
+def held_up(state: str, why: str, failures: int = 0, retry_s: float = 0.0) -> dict[str, Any]:
+    """A row of llmgw.waking."""
+    return {"model": "m", "state": state, "why": why, "failures": failures, "retry_s": retry_s}
+
+
+TOLD = [
+    (held_up("starting", "its weights are being fetched (43 %)"), "model_is_starting", "10",
+     "was not ready after 0 s: its weights are being fetched (43 %). It goes on starting"),
+    (held_up("pending", "there is no place for it: cards are taken by other replicas"),
+     "model_has_no_place", "30", "could not start within 0 s: there is no place for it: cards are"),
+    (held_up("failed", "the engine exited with code 1: no such file", 1, 0.7),
+     "model_start_failed", "1", "(failed starts in a row: 1): the engine exited with code 1: no"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "code", "again", "words"), TOLD)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_D17_who_waits_too_long_is_told_what_held_it_up(
+    house: House, row: dict[str, Any], code: str, again: str, words: str, stream: bool
+) -> None:
+    await house.start(wake_s=0.4)
+    house.shelf.waking = [row]
+    wire = await house.ask(stream=stream)
+    await house.waiting(1)
+    house.hint("")
+    answer = await wire.answer()
+    assert (answer.status, answer.code) == (503, code)
+    assert answer.headers["retry-after"] == again
+    assert words in answer.json["error"]["message"]
+
+
+async def test_nobody_waits_for_a_model_whose_starts_fail_again_and_again(house: House) -> None:
+    await house.start()
+    house.shelf.waking = [held_up("failed", "the engine exited with code 1", 2, 3.2)]
+    wires = [await house.ask(), await house.ask(stream=True)]
+    await house.waiting(2)
+    house.hint("")
+    for answer in await answers(*wires):
+        assert (answer.status, answer.code) == (503, "model_start_failed")
+        assert answer.headers["retry-after"] == "4"
+    # It is still wanted: the next start goes on, and who comes meanwhile waits for it.
+    assert "m" in house.running.core.waiting.wanted()
+    house.shelf.waking = [held_up("starting", "its engine is starting", 2)]
+    wire = await house.ask()
+    await house.waiting(1)
+    house.hint("")
+    await until(lambda: house.running.core.waiting._lines["m"].delay)
+    house.ready()
+    assert (await wire.answer()).status == 200
+
+
 async def test_the_client_may_wait_for_less(house: House) -> None:
     await house.start()
     began = time.monotonic()

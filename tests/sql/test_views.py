@@ -144,6 +144,7 @@ def test_every_view_answers_on_an_empty_database_to_a_reader(fleet, database):
 def test_every_view_answers_on_a_filled_database_to_reader_and_controller(
     fleet, database, lived_in
 ):
+    fleet.replica("other")
     with connected(database, database.read_url) as reader:
         for view in views(fleet):
             rows = fleet.controller.execute(f"select * from {view['name']}").fetchall()
