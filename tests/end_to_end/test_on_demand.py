@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import fake_engine
 from tests.end_to_end.cluster import Cluster, clusters
 from tests.end_to_end.traffic import send
 
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 NAMES = ("red", "green", "blue")
+SLOT = 0.9 * len(os.sched_getaffinity(0))
+"""Cores of one of the models here: no two fit on a node."""
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +34,9 @@ def cluster() -> Iterator[Cluster]:
 
 def test_D26_three_models_on_one_slot_serve_alternating_requests(cluster: Cluster) -> None:
     cluster.set("min_residence", 1)
-    slot = 0.9 * len(os.sched_getaffinity(0))
     for name in NAMES:
-        cluster.model(name, least=0, cpus=slot, exclude_nodes=["n2"])
+        cluster.model(name, least=0, cpus=SLOT, exclude_nodes=["n2"])
+    _known(cluster, *NAMES)
     assert cluster.row("select count(*) from llmgw.replicas") == (0,)
     for number, name in enumerate(("red", "green", "red")):
         port = cluster.ports[number % 2][0]
@@ -52,6 +59,76 @@ def test_D26_three_models_on_one_slot_serve_alternating_requests(cluster: Cluste
         cluster.post(f"/models/{name}/scale", min=0, idle_timeout="1s")
     for name in NAMES:
         cluster.gone(name)
+
+
+def _fake(cluster: Cluster, name: str, **default: Any) -> None:
+    """A model on demand that takes the whole slot, with an engine that does as it is told."""
+    program = [sys.executable, fake_engine.__file__, "--host", "{host}", "--port", "{port}"]
+    program += ["--default", json.dumps(default)]
+    cluster.model(name, least=0, engine="command", command=program, args=[], cpus=SLOT,
+                  health_path="/health", exclude_nodes=["n2"])  # fmt: skip
+
+
+def test_D17_a_model_that_is_always_busy_lets_another_in_and_finishes_what_it_runs(
+    cluster: Cluster,
+) -> None:
+    cluster.set("min_residence", 1)
+    cluster.set("fairness", 1)
+    _fake(cluster, "busy")
+    _fake(cluster, "meek")
+    _known(cluster, "busy", "meek")
+    stream = cluster.stream("busy", fake={"tokens": 60, "gap": 0.1})
+    cluster.wait(lambda: _live(cluster) == ["busy"], "the busy model to serve")
+    with cluster.traffic("busy") as traffic:
+        sent = send(cluster.ports[0][0], cluster.key, "meek", stream=False)
+        assert not sent.failed, sent
+        assert stream.running is False
+        assert not stream.finished().failed, stream.sent
+        # Its own clients wait for its next turn.
+        turns = "select count(*) from llmgw.decisions where detail->>'room_for' = 'busy'"
+        cluster.wait(lambda: cluster.row(turns) >= (1,), "the busy model's next turn")
+    traffic.all_answered(at_least=4)
+    (told, *_) = cluster.rows("select reason from llmgw.decisions where model = 'busy'"
+                              " and detail->>'room_for' = 'meek' order by at")  # fmt: skip
+    assert "what runs here" in told[0]
+    cluster.remove("busy", "meek")
+    cluster.gone("busy")
+    cluster.gone("meek")
+
+
+def test_clients_that_wake_what_cannot_start_are_told_why(cluster: Cluster) -> None:
+    crash = ["/bin/sh", "-c", "echo loading; echo no such tensor: lm_head >&2; exit 3"]
+    cluster.model("crash", least=0, engine="command", command=crash, args=[], health_path="/h")
+    _known(cluster, "crash")
+    began = time.monotonic()
+    for stream in (False, True):
+        sent = send(cluster.ports[0][0], cluster.key, "crash", stream=stream)
+        assert sent.status == 503
+        assert "the engine exited with code 3: no such tensor: lm_head" in (sent.error or "")
+        assert int(sent.retry_after or 0) >= 1
+    assert time.monotonic() - began < 30  # not the two minutes that a client may wait
+    cluster.model("huge", least=0, cpus=10_000)
+    _known(cluster, "huge")
+    sent = send(cluster.ports[1][0], cluster.key, "huge", stream=False, wait="3")
+    assert (sent.status, sent.retry_after) == (503, "30")
+    assert "there is no place for it: too few free cores: need 10000" in (sent.error or "")
+    cluster.remove("crash", "huge")
+    cluster.gone("crash")
+    cluster.gone("huge")
+
+
+def _known(cluster: Cluster, *names: str) -> None:
+    """Wait until every router has heard of these models."""
+    headers = {"Authorization": f"Bearer {cluster.key}"}
+
+    def listed(port: int, name: str) -> bool:
+        url = f"http://127.0.0.1:{port}/v1/models"
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as got:
+            return name in [model["id"] for model in json.load(got)["data"]]
+
+    for port, _ in cluster.ports:
+        for name in names:
+            cluster.wait(lambda p=port, n=name: listed(p, n), f"the router to know {name}")
 
 
 def _live(cluster: Cluster) -> list[str]:

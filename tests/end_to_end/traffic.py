@@ -31,12 +31,15 @@ class Sent:
         return self.status != 200 or self.error is not None
 
 
-def send(port: int, key: str, model: str, *, stream: bool, **more: Any) -> Sent:
-    """One chat request on a connection of its own, read to its end."""
+def send(
+    port: int, key: str, model: str, *, stream: bool, wait: str | None = None, **more: Any
+) -> Sent:
+    """One chat request on a connection of its own, read to its end; `wait`: seconds for a wake."""
     name, at = uuid.uuid4().hex, time.monotonic()
     body = {"model": model, "stream": stream, "max_tokens": 4, **more}
     body["messages"] = [{"role": "user", "content": "hello"}]
     headers = {"Authorization": f"Bearer {key}", "X-Request-Id": name}
+    headers |= {} if wait is None else {"X-Llmgw-Wait": wait}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     status = retry_after = None
     try:
