@@ -1,10 +1,10 @@
-"""The fairness limit: applies sql/migrations/0008_fairness.sql."""
+"""The fairness limit: applies sql/migrations/0006_fairness.sql."""
 
 from __future__ import annotations
 
 from sql.revision import apply
 
-revision = "0008"
+revision = "0006"
 down_revision = "0005"
 
 
