@@ -2,8 +2,8 @@
 
 A process is (pid, start time, boot), never a bare number: numbers are given again (case H10), so
 every signal first opens a pidfd and then compares the start time. What belongs to a shard is its
-session, its descendants, and whatever carries its mark in the environment, also after the leader
-died and the rest was re-parented (case D05). Called by supervise and orphans.
+session, whatever carries its mark in the environment, and the descendants of both, also after the
+leader died and the rest was re-parented (case D05). Called by supervise and orphans.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ KILL_S = 10.0
 """A process that outlives SIGKILL this long hangs in the kernel; it is reported, not waited for."""
 LINGER_S = 2.0
 """Children get this long after their leader went in order; then they are leftovers."""
+TRACKER = "resource_tracker import main"
+"""In the command line of the process with which Python's multiprocessing removes shared memory
+once all who shared it are gone. Killed with them, it leaves some 200 MiB of a vLLM in /dev/shm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,28 +114,33 @@ def send(identity: Identity, number: signal.Signals) -> bool:
 
 
 def tree(leader: Identity | None, mark: Mark) -> list[Identity]:
-    """Every live process of a shard: session and descendants of a live leader, and all marked."""
+    """Every live process of a shard: its session, all marked, and the descendants of both."""
     boot = procfs.boot_id()
-    listed = procfs.processes()
-    by_pid = {p.pid: p for p in listed}
-    # The leader's number means something only while the leader is (H10). A zombie still holds it.
-    root = None if leader is None else procfs.process(leader.pid)
-    if root is not None and leader is not None and root.start_ticks == leader.start_ticks:
-        inside = {p.pid for p in listed if p.session == root.pid} | {root.pid}
-        grew = True
-        while grew:
-            more = {p.pid for p in listed if p.parent in inside} - inside
-            inside |= more
-            grew = bool(more)
-    else:
-        inside = set()
-    me = os.getpid()
-    return [
-        Identity(p.pid, p.start_ticks, boot)
-        for p in by_pid.values()
-        if p.pid != me
-        and (p.pid in inside or marked_shard(p.pid, mark.node, mark.agent_dir) == mark.shard)
-    ]
+    listed = [p for p in procfs.processes() if p.pid != os.getpid()]
+    inside = set() if leader is None else _session_of(leader, listed)
+    inside |= {
+        p.pid
+        for p in listed
+        if p.pid not in inside and marked_shard(p.pid, mark.node, mark.agent_dir) == mark.shard
+    }
+    while more := {p.pid for p in listed if p.parent in inside} - inside:
+        inside |= more
+    return [Identity(p.pid, p.start_ticks, boot) for p in listed if p.pid in inside]
+
+
+def _session_of(leader: Identity, listed: Iterable[procfs.Process]) -> set[int]:
+    """Members of the session that the leader began, as far as they are surely of it.
+
+    While the leader exists, also as a zombie, its number is its own. After that the kernel keeps
+    the number only until its session is empty, so a stranger may lead one of that number by then
+    (H10). Who is of ours carries the mark, or has written over its environment: setproctitle does
+    (vLLM's workers), and takes the mark along.
+    """
+    root = procfs.process(leader.pid)
+    if leader.boot_id != procfs.boot_id() or (root and root.start_ticks != leader.start_ticks):
+        return set()
+    members = {p.pid for p in listed if p.session == leader.pid}
+    return members if root else {pid for pid in members if procfs.written_over(pid)}
 
 
 def spawn(argv: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> Identity:
@@ -161,13 +169,17 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) 
     return Identity(child.pid, p.start_ticks, procfs.boot_id())
 
 
-def exit_code(identity: Identity) -> int | None:
-    """Reap an ended child: its exit code, or minus the signal; None if it is not our child."""
+def exit_code(identity: Identity, *, reap: bool = False) -> int | None:
+    """The exit code of an ended child, or minus the signal; None if it is not our child.
+
+    Until it is reaped its number means its session and nothing else: that is for end_tree's caller.
+    """
     p = procfs.process(identity.pid)
     if p is None or p.start_ticks != identity.start_ticks:
         return None  # reaped already; the number may be another child's by now
+    how = os.WEXITED | os.WNOHANG | (0 if reap else os.WNOWAIT)
     try:
-        result = os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG)
+        result = os.waitid(os.P_PID, identity.pid, how)
     except ChildProcessError:
         return None  # adopted from an earlier agent: only its real parent learns the code
     if result is None:
@@ -211,7 +223,8 @@ async def _wait_empty(leader: Identity | None, mark: Mark, timeout_s: float) -> 
 async def end_tree(leader: Identity | None, mark: Mark, grace_s: float) -> list[int]:
     """End everything of a shard: SIGTERM to its session, grace, SIGKILL to all. Pids that remain.
 
-    The leader's exit ends the grace early: what outlives it has lost its master (case D05).
+    The leader's exit ends the grace early: what outlives it has lost its master (case D05). Those
+    who remove shared memory (TRACKER) get LINGER_S more than the rest.
     """
     members = await trio.to_thread.run_sync(tree, leader, mark)
     if leader is not None and grace_s > 0 and leader in members:
@@ -220,15 +233,20 @@ async def end_tree(leader: Identity | None, mark: Mark, grace_s: float) -> list[
             while await trio.to_thread.run_sync(alive, leader):  # noqa: ASYNC110 - no event
                 await trio.sleep(POLL_S / 2)
             await _wait_empty(leader, mark, LINGER_S)
-    deadline = trio.current_time() + KILL_S
+    begun = trio.current_time()
     while True:
         left = await trio.to_thread.run_sync(tree, leader, mark)
-        if not left or trio.current_time() >= deadline:
+        waited_s = trio.current_time() - begun
+        if not left or waited_s >= KILL_S:
             return [member.pid for member in left]
-        _send_all(
-            left, signal.SIGKILL
-        )  # again each round: a dying parent may have forked once more
+        # Again each round: a dying parent may have forked once more.
+        spared = [m for m in left if waited_s < LINGER_S and _removes_shared_memory(m)]
+        _send_all([m for m in left if m not in spared], signal.SIGKILL)
         await trio.sleep(POLL_S / 2)
+
+
+def _removes_shared_memory(member: Identity) -> bool:
+    return TRACKER in procfs.command_line(member.pid)
 
 
 def _session(member: Identity) -> int | None:

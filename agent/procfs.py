@@ -78,6 +78,15 @@ def environment(pid: int) -> dict[str, str] | None:
     return {name: value for name, _, value in pairs}
 
 
+def written_over(pid: int) -> bool:
+    """Whether a process has written a title over its environment, so that none can be read."""
+    try:
+        raw = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return bool(raw) and b"=" not in raw.partition(b"\0")[0]
+
+
 def command_line(pid: int) -> str:
     """How the process was started, for people, at most 200 characters."""
     try:

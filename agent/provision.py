@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parent.parent
 LINE_BYTES: Final = 64 * 1024
-TIDY_S: Final = 600.0
+TIDY_S: Final = 60.0
+"""A loop that is silent for loop.STALE_S is reported as one without success."""
 WATCH_S: Final = 1.0
 ROW_CHARS: Final = 2000
 MAX_ROWS: Final = 50

@@ -303,7 +303,7 @@ class Shard:
             grace_s = 0
             await trio.sleep(BLOCKED_RETRY_S)
         if record.process is not None:
-            exit_code(record.process)  # reaps our own child; its code was taken before
+            exit_code(record.process, reap=True)  # of our own child; nothing of its tree is left
         if record.process is not None and self.assignment.gpus:
             # At `stopped` the database gives the cards away: their memory must be free by then.
             held = await self._site.released([gpu.uuid for gpu in self.assignment.gpus])

@@ -6,7 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from agent.logfile import read_from, tail, trim
+from agent.loop import FACTS_S, STALE_S
 from agent.loops import LAST_S, Backoff
+from agent.provision import TIDY_S
 from agent.state import StateDir, node_secret
 from sql.errors import DatabaseAway
 from tests.agent.conftest import Node, until
@@ -109,6 +111,10 @@ def test_backoff_grows_to_its_bound_with_jitter() -> None:
     assert len(set(many[10:])) > 20
     backoff.reset()
     assert backoff.next_s() <= 0.5
+
+
+def test_no_loop_rests_until_it_is_called_stale() -> None:
+    assert max(FACTS_S, TIDY_S) <= STALE_S / 2
 
 
 def test_a_log_is_cut_while_it_is_written(tmp_path: Path) -> None:

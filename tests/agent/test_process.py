@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import procfs
-from agent.process import Identity, Mark, alive, end_tree, ended, send, spawn, tree
+from agent.process import Identity, Mark, alive, end_tree, ended, exit_code, send, spawn, tree
 from tests.agent.conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -112,6 +112,73 @@ async def test_D05_the_tree_holds_sessions_that_left_after_their_leader_died(
     assert len(left) == 2
     assert await end_tree(leader, mark, 5.0) == []
     assert not any(alive(member) for member in left)
+
+
+TITLED = """
+import pathlib, sys, time
+at = [int(n) for n in pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49]]
+with open("/proc/self/mem", "r+b", buffering=0) as memory:
+    memory.seek(at[0])
+    memory.write(bytes(at[1] - at[0]))
+print("titled", flush=True)
+time.sleep(600)
+"""
+"""A process without a readable environment, as setproctitle leaves it."""
+PARENT = (
+    "import subprocess, sys, time\n"
+    f"subprocess.Popen([sys.executable, '-c', {TITLED!r}])\n"
+    "time.sleep(600)"
+)
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+async def test_D05_children_that_lost_their_mark_are_found_by_their_session(
+    start: Callable[..., Identity], mark: Mark, tmp_path: Path, *, reaped: bool
+) -> None:
+    leader = start(sys.executable, "-c", PARENT)
+    await until(lambda: "titled" in (tmp_path / "log").read_text(), "its child has a title")
+    assert len(tree(leader, mark)) == len(tree(None, mark)) == 2, "a child of a marked one"
+    send(leader, signal.SIGKILL)
+    with trio.fail_after(10):
+        assert await ended(leader) == -9
+    if reaped:  # as by init, when an earlier agent started it
+        assert exit_code(leader, reap=True) == -9
+    (child,) = tree(leader, mark)
+    assert await end_tree(leader, mark, 0) == []
+    assert not alive(child)
+
+
+async def test_H10_a_session_whose_leader_is_gone_keeps_strangers_out(
+    start: Callable[..., Identity], mark: Mark, tmp_path: Path
+) -> None:
+    leader = start(
+        sys.executable, "-c",
+        f"import subprocess; subprocess.Popen({SLEEP!r}); print('forked', flush=True)",
+        marked=False,
+    )  # fmt: skip
+    with trio.fail_after(10):
+        assert await ended(leader) == 0
+    (stranger,) = tree(leader, mark)
+    exit_code(leader, reap=True)
+    assert tree(leader, mark) == [], "the number may have been given again: no mark, not ours"
+    assert tree(replace(leader, boot_id="another"), mark) == []
+    assert send(stranger, signal.SIGKILL)
+
+
+async def test_killing_a_tree_leaves_no_shared_memory(
+    start: Callable[..., Identity], mark: Mark, tmp_path: Path
+) -> None:
+    leader = start(
+        sys.executable, "-c",
+        "from multiprocessing import shared_memory\nimport time\n"
+        "print(shared_memory.SharedMemory(create=True, size=4096).name, flush=True)\n"
+        "time.sleep(600)",
+    )  # fmt: skip
+    await until(lambda: "\n" in (tmp_path / "log").read_text(), "it told the name")
+    shared = Path("/dev/shm") / (tmp_path / "log").read_text().strip()
+    assert shared.exists()
+    assert await end_tree(leader, mark, 0) == []
+    assert not shared.exists()
 
 
 def test_a_program_that_does_not_exist_is_an_os_error(tmp_path: Path) -> None:
