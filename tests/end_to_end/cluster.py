@@ -121,13 +121,13 @@ class Cluster(Fleet):
         self.model(name, least=least, engine="command", command=program, args=[],
                    health_path="/health")  # fmt: skip
 
-    def serving(self, name: str, count: int = 1, limit_s: float = 30) -> None:
+    def serving(self, name: str, count: int = 1, limit_s: float = 30, answer_s: float = 5) -> None:
         """Wait until exactly so many replicas are ready, none is on its way and routers know."""
         query = "select array_agg(state order by id) from llmgw.replicas where model = %s"
         want = (["ready"] * count,)
         self.wait(lambda: self.row(query, name) == want, f"{count} ready of {name}", limit_s)
         for number in range(len(self.ports)):
-            self.wait(lambda n=number: self.answers(n, name), f"router {number}: {name}", 5)
+            self.wait(lambda n=number: self.answers(n, name), f"router {number}: {name}", answer_s)
 
     def shards(self, name: str) -> list[Shard]:
         """The live shards of a model."""
