@@ -70,6 +70,7 @@ class Agent:
         self._scanning: int | None = None
         """The question that a fabric scan is under way for: one at a time."""
         self._collector, self._collecting = collector, False
+        self._leaving = False
 
     async def run(self) -> None:
         """Restore, then run every loop for ever."""
@@ -91,6 +92,7 @@ class Agent:
             log.info("agent ends; engines keep running")
             return
         log.info("agent ends; stopping all engines")
+        self._leaving = True  # said with every sync from here on: nothing more is placed here
         await self._shards.suspend(self._shards.longest_grace_s + KILL_S + LAST_SYNC_S)
         with trio.move_on_after(LAST_SYNC_S):
             try:
@@ -125,6 +127,7 @@ class Agent:
             "clock": time.clock_gettime(time.CLOCK_REALTIME),
             "agent_version": __version__,
             "shards": words,
+            "leaving": self._leaving,
             **self._facts.fast(),
         }
         answer = await self._door.sync(self._secret, self._gen, report)

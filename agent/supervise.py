@@ -104,6 +104,7 @@ class Shard:
         self._mark = site.mark(assignment)
         self._work = trio.CancelScope()
         self._suspended = False
+        self._why_stopped: str | None = None
         self._cpu: tuple[float, int] | None = None
         self._devices: Mapping[str, str] = {}
         self.finished = trio.Event()
@@ -121,8 +122,12 @@ class Shard:
         self._work.cancel()
 
     def suspend(self) -> None:
-        """Stop it because the agent ends: the next agent starts it again."""
-        self._suspended = True
+        """Stop it because the agent ends: the next agent starts it again.
+
+        Not so a part of a gang: it cannot join those who met without it, so it is over.
+        """
+        self._suspended = self.assignment.shards == 1
+        self._why_stopped = "its agent ended (on_exit = stop)"
         self._work.cancel()
 
     async def run(self) -> None:
@@ -162,6 +167,8 @@ class Shard:
                 await self._set("starting")
             return leader
         if leader.boot_id != procfs.boot_id():
+            if self.assignment.shards > 1:
+                raise Failed("the node was restarted: all shards of the replica must start anew")
             self.log.info("node was restarted; engine starts again")
             self.record.process = None
             return None
@@ -329,7 +336,7 @@ class Shard:
             await self._set("draining")
         held = await self._clear(self.assignment.stop_grace_s)
         self.record.fetch = None
-        await self._set("stopped", held)
+        await self._set("stopped", "; ".join(filter(None, (self._why_stopped, held))) or None)
         self.log.info("shard stopped")
 
     async def _suspend(self) -> None:

@@ -94,6 +94,8 @@ class Node:
     """Physical fabric -> active ports on it, as ``mlx5_0:1``."""
     declared: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Physical fabric -> names that the agent's settings give it."""
+    agent_ended: bool = False
+    """Its agent said that it ends and stops its engines, and has not come back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,11 @@ def lost_nodes(
     """
     held = {shard.node_id for r in snapshot.replicas if r.state in LAUNCHED for shard in r.shards}
     silent = {
-        id_ for id_ in held if id_ not in nodes or nodes[id_].state in ("unreachable", "lost")
+        id_
+        for id_ in held
+        if id_ not in nodes
+        # Who said goodbye is silent in order.
+        or (nodes[id_].state in ("unreachable", "lost") and not nodes[id_].agent_ended)
     }
     lost = {
         n.id: f"node {n.id} lost: {n.state_reason or 'silent'}"
@@ -238,6 +242,10 @@ def _trouble(replica: Replica, around: Around) -> Trouble | None:
         )
     over = [shard for shard in replica.shards if shard.state in SHARD_FINAL]
     if over:
+        if ended := sorted({s.node_id for s in replica.shards if _agent_ended(s, around)}):
+            # Whichever shard went first: the others of a gang fall with the one that was stopped.
+            text = f"the agent of {ended[0]} ended and stopped its shard"
+            return Trouble(text, text, own_fault=False)
         # In a gang one shard dies first and takes the others with it: the first is the cause.
         first = min(over, key=lambda shard: (shard.state_at, shard.rank))
         verb = "failed" if first.state == "failed" else "stopped without being asked"
@@ -254,6 +262,11 @@ def _trouble(replica: Replica, around: Around) -> Trouble | None:
         text = f"replica {replica.id} is {replica.state} with shards of ranks {ranks}, not all"
         return Trouble("its shards are not a whole launch", text, own_fault=True)
     return None
+
+
+def _agent_ended(shard: Shard, around: Around) -> bool:
+    node = around.nodes.get(shard.node_id)
+    return node is not None and node.agent_ended
 
 
 def _gone(shard: Shard, around: Around) -> list[str]:

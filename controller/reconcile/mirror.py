@@ -165,7 +165,10 @@ class Mirror:
         nodes = self._nodes
         silent = {
             row["node_id"]: replace(
-                nodes[row["node_id"]], state=row["state"], state_reason=row["state_reason"]
+                nodes[row["node_id"]],
+                state=row["state"],
+                state_reason=row["state_reason"],
+                agent_ended=row["agent_ended"],
             )
             for row in tables["silent"]
             if row["node_id"] in nodes

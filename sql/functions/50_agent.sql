@@ -172,6 +172,7 @@ declare
     was llmgw_core.beat;
     said_gen bigint := (p_report->>'applied_gen')::bigint;
     said_boot uuid := (p_report->>'boot')::uuid;
+    leaving boolean := coalesce(p_report->'leaving' = 'true', false);
     moved boolean := false;
 begin
     if pg_column_size(p_report) > 262144 then
@@ -188,13 +189,15 @@ begin
     else
         perform set_config('synchronous_commit', 'off', true);  -- a lost beat costs nothing
     end if;
-    insert into llmgw_core.beat as b (node_id, seen_at, boot, applied_gen, clock_skew_s)
+    insert into llmgw_core.beat as b (node_id, seen_at, boot, applied_gen, clock_skew_s, left_at)
         values (me, clock_timestamp(), said_boot, said_gen,
-                llmgw_core.number_of(p_report->'clock') - extract(epoch from clock_timestamp()))
+                llmgw_core.number_of(p_report->'clock') - extract(epoch from clock_timestamp()),
+                case when leaving then clock_timestamp() end)
         on conflict (node_id) do update set seen_at = excluded.seen_at, boot = excluded.boot,
-            applied_gen = excluded.applied_gen, clock_skew_s = excluded.clock_skew_s;
-    if was.node_id is null then
-        perform nextval('llmgw_core.change');  -- a node's first word makes it placeable now
+            applied_gen = excluded.applied_gen, clock_skew_s = excluded.clock_skew_s,
+            left_at = excluded.left_at;
+    if was.node_id is null or leaving <> (was.left_at is not null) then
+        perform nextval('llmgw_core.change');  -- a node's first word makes it placeable now, its last one no more
     end if;
     if p_report ?| array['load', 'gpus', 'ports'] then
         perform llmgw_core.sync_load(me, p_report);

@@ -28,7 +28,7 @@ select name, value from llmgw_core.setting;
 
 -- name: silent
 -- Nodes whose agents are not heard: this changes with time alone.
-select node_id, state, state_reason from llmgw_core.node_state where state in ('unreachable', 'lost');
+select node_id, state, state_reason, agent_ended from llmgw_core.node_state where state in ('unreachable', 'lost');
 
 -- name: stale
 -- Nodes whose fast facts are too old to count: this changes with time alone.

@@ -76,11 +76,12 @@ create table llmgw_core.beat (
     seen_at timestamptz not null,
     boot uuid,
     applied_gen bigint,
-    clock_skew_s double precision
+    clock_skew_s double precision,
+    left_at timestamptz
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000);
 -- New statistics make every backend plan again, and they never differ: one row per node.
-comment on table llmgw_core.beat is 'Last sync of each agent by the database''s clock. Narrow and without an index on the time, so that updates stay HOT.';
+comment on table llmgw_core.beat is 'Last sync of each agent by the database''s clock; left_at when it said that it ends and stops its engines, null while it runs. Narrow and without an index on the time, so that updates stay HOT.';
 
 create unlogged table llmgw_core.node_load (
     node_id text primary key references llmgw_core.node on delete cascade,

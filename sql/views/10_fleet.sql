@@ -4,12 +4,15 @@ select n.id as node_id,
     extract(epoch from clock_timestamp() - b.seen_at)::double precision as silent_s,
     case when b.seen_at is null then 'unreachable'
          when clock_timestamp() - b.seen_at > (select llmgw_core.seconds('lost_after')) then 'lost'
+         when b.left_at is not null then 'unreachable'
          when clock_timestamp() - b.seen_at > (select llmgw_core.seconds('unreachable_after')) then 'unreachable'
          else n.intent end as state,
     case when b.seen_at is null then 'its agent has not been seen yet'
+         when b.left_at is not null then format('its agent ended %s s ago and stopped its engines', round(extract(epoch from clock_timestamp() - b.left_at)))
          when clock_timestamp() - b.seen_at > (select llmgw_core.seconds('unreachable_after'))
          then format('silent for %s s', round(extract(epoch from clock_timestamp() - b.seen_at)))
-         else n.intent_reason end as state_reason
+         else n.intent_reason end as state_reason,
+    b.left_at is not null as agent_ended
 from llmgw_core.node n left join llmgw_core.beat b on b.node_id = n.id;
 comment on view llmgw_core.node_state is 'The one place that turns silence and the operator''s word into a state.';
 

@@ -237,6 +237,10 @@ async def test_D04_an_engine_is_adopted_by_the_next_agent(node: Node, llama: Mak
     assert node.door.illegal == []
 
 
+PART = {
+    "rank": 1, "shards": 2,
+    "gang": {"head": "127.0.0.1", "master_port": 1, "nodes": 2, "transport": "network"},
+}  # fmt: skip
 LONE = """
 import sys, json, structlog, trio
 from pathlib import Path
@@ -375,6 +379,40 @@ async def test_on_exit_stop_says_assigned_and_the_next_agent_starts_again(
     async with node.running():
         await node.state(1, "ready")
     assert node.door.illegal == []
+
+
+async def test_D14_on_exit_stop_ends_a_part_of_a_gang_for_good(node: Node, odd: Make) -> None:
+    node.door.assign(odd(1, **PART))
+    async with node.running() as agent:
+        await node.state(1, "ready")
+        await agent.shut_down(keep=False)
+        assert node.door.states[1] == "stopped"
+        assert node.door.words[1]["error"] == "its agent ended (on_exit = stop)"
+        assert node.processes() == []
+        assert node.door.reports[-1]["leaving"]
+    async with node.running():
+        await until(lambda: not (node.folder / "shards/1.json").exists(), "it is forgotten")
+        assert node.processes() == []
+        assert not node.door.reports[-1]["leaving"]
+    assert node.door.illegal == []
+
+
+async def test_D14_after_a_reboot_a_part_of_a_gang_does_not_start_alone(
+    node: Node, odd: Make
+) -> None:
+    node.door.assign(odd(1, **PART))
+    async with node.running():
+        pid = (await node.state(1, "ready"))["pid"]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    path = node.folder / "shards/1.json"
+    record = json.loads(path.read_text())
+    record["process"][2] = "another-boot"
+    path.write_text(json.dumps(record))
+    async with node.running():
+        word = await node.state(1, "failed")
+        assert word["error"].startswith("the node was restarted: all shards")
+        assert node.processes() == []
 
 
 async def test_two_agents_on_one_folder_are_refused(node: Node) -> None:

@@ -104,6 +104,28 @@ def test_D08_every_end_of_a_serving_engine_is_counted_and_retried(error, state):
     assert (error or "stopped without being asked") in move.error
 
 
+def test_D14_who_says_goodbye_ends_its_gang_without_blame_and_is_not_silence():
+    nodes = [
+        node("n1"),
+        node("n2", state="unreachable", agent_ended=True),
+        node("n3", state="unreachable", agent_ended=True),
+    ]
+    # The head fell first, because its peer was stopped.
+    rows = [
+        shard("failed", "n1", error="peer lost"),
+        shard("draining", "n2", rank=1, id_=2),
+    ]
+    one = replica(1, "ready", *rows, restarts=2, ready_at=NOW - 5, state_at=NOW - 5)
+    move = stepped(one, nodes=nodes)
+    assert (move.to_state, move.restarts, move.backoff_until) == ("failed", 2, NOW)
+    assert move.error == "the agent of n2 ended and stopped its shard"
+    others = [replica(i, "ready", shard("ready", f"n{i}")) for i in (2, 3)]
+    lost = [replace(n, state="lost") if n.agent_ended else n for n in nodes]
+    seen = snapshot(lost, [], others)
+    found, notes = lifecycle.lost_nodes(seen, {n.id: n for n in lost})
+    assert (set(found), notes) == ({"n2", "n3"}, ())
+
+
 def test_a_stable_minute_forgets_failures():
     one = replica(1, "ready", shard("failed"), restarts=7, ready_at=NOW - 61, state_at=NOW - 61)
     assert stepped(one).restarts == 1

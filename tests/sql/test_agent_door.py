@@ -99,6 +99,21 @@ def test_D11_the_operators_word_survives_enrolment_new_facts_and_a_new_hostname(
 # One round trip
 
 
+def test_a_goodbye_takes_a_node_out_at_once_until_it_is_back(fleet):
+    node = fleet.node("n1")
+    fleet.sync(node)
+    before = fleet.value("select last_value from llmgw_core.change")
+    fleet.sync(node, leaving=True)
+    assert fleet.value("select last_value from llmgw_core.change") > before
+    shown = fleet.rows("select state, state_reason from llmgw.nodes")[0]
+    assert shown["state"] == "unreachable"
+    assert shown["state_reason"] == "its agent ended 0 s ago and stopped its engines"
+    fleet.silence(node, 121)
+    assert fleet.value("select state from llmgw.nodes") == "lost"
+    fleet.sync(node)
+    assert fleet.value("select state from llmgw.nodes") == "ready"
+
+
 def test_assignments_come_only_when_the_agent_is_behind(fleet):
     fleet.model("m", {}, description="x")
     node = fleet.node("n1", gpus=2, mgmt_addr="10.0.0.5")
