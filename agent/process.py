@@ -51,8 +51,13 @@ class Mark:
     agent_dir: str
 
     def environment(self) -> dict[str, str]:
-        """The variables; LLMGW_AGENT_DIR tells two agents of one machine apart."""
+        """The variables; LLMGW_AGENT_DIR tells two agents of one machine apart.
+
+        SPT_NOENV: workers of vLLM and SGLang give themselves a title by setproctitle, which else
+        is written over the environment in /proc, and over the mark in it.
+        """
         return {
+            "SPT_NOENV": "1",
             "LLMGW_SHARD": str(self.shard),
             "LLMGW_REPLICA": str(self.replica),
             "LLMGW_NODE": self.node,
