@@ -17,10 +17,12 @@ import trio
 
 from agent import procfs
 from agent.engines import ENGINES, CannotLaunch, Place, devices, engine_of, hint
+from agent.http_get import NoAnswer, get
 from agent.logfile import TAIL_BYTES, tail
 from agent.process import Identity, Mark, alive, end_tree, ended, exit_code, spawn, tree
+from agent.progress import Progress
 from agent.provision import NoEngine
-from agent.readiness import foreign_listener, not_ready_because
+from agent.readiness import TIMEOUT_S, Check, foreign_listener, not_ready_because
 from agent.weights import NoWeights
 from agent.work import News
 from sql.states import SHARD_FINAL
@@ -107,6 +109,7 @@ class Shard:
         self._why_stopped: str | None = None
         self._cpu: tuple[float, int] | None = None
         self._devices: Mapping[str, str] = {}
+        self._progress: Progress | None = Progress()
         self.finished = trio.Event()
         self.log = structlog.get_logger().bind(
             shard=assignment.shard, replica=assignment.replica, model=assignment.model
@@ -251,6 +254,7 @@ class Shard:
         begun, delay, misses = trio.current_time(), FIRST_CHECK_S, 0
         while True:
             reason = await not_ready_because(check, leader, self._mark)
+            reason = reason or await self._stalled_because(check)
             if reason is None:
                 misses, delay = 0, HEALTH_S
                 if self.record.state != "ready":
@@ -268,6 +272,22 @@ class Shard:
             await trio.to_thread.run_sync(self._measure, leader)
             left = begun + limit_s - trio.current_time()
             await trio.sleep(delay if self.record.state == "ready" else max(0.01, min(delay, left)))
+
+    async def _stalled_because(self, check: Check) -> str | None:
+        """Why a healthy engine counts as hanging; None when it moves, or tells nothing."""
+        if check.path is None or self._progress is None:
+            return None
+        try:
+            said = await get(
+                check.address, check.port, "/metrics", timeout_s=TIMEOUT_S, bearer=check.bearer
+            )
+        except NoAnswer:
+            return None
+        if said.status != 200:
+            self._progress = None  # it has none: its log need not show that we ask
+            return None
+        text = bytes(said.body).decode(errors="replace")
+        return self._progress.stalled_because(text, trio.current_time())
 
     def _measure(self, leader: Identity) -> None:
         """Memory and CPU of the whole tree; unknown until two looks are a second apart."""

@@ -3,7 +3,7 @@
     python odd_engine.py --port P --model NAME [--exit-after S --code N] [--fork] [--deaf] [--mute]
 
 Without flags it is a good one: /health 200, /v1/models names NAME. A file `unhealthy` in its
-working directory makes /health answer 503. Standard library only.
+working directory makes /health answer 503, a file `metrics` is /metrics. Standard library only.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             status, body = 200, {"data": [{"id": self.model, "aliases": []}]}
         raw = json.dumps(body).encode()
+        if self.path == "/metrics" and Path("metrics").exists():
+            status, raw = 200, Path("metrics").read_bytes()
         self.send_response(status)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()

@@ -120,6 +120,14 @@ async def test_D05_children_in_other_sessions_go_with_a_killed_leader(
         assert node.processes() == []  # before `failed` was said, not some time later
 
 
+async def test_D05_titles_of_workers_leave_the_mark_readable(node: Node, odd: Make) -> None:
+    """setproctitle writes over the environment in /proc unless it is told (engines.md, trap 5)."""
+    node.door.assign(odd(1))
+    async with node.running():
+        word = await node.state(1, "ready")
+        assert (procfs.environment(word["pid"]) or {})["SPT_NOENV"] == "1"
+
+
 async def test_D05_a_deaf_engine_and_its_deaf_child_are_killed_after_the_grace(
     node: Node, odd: Make
 ) -> None:
@@ -219,6 +227,39 @@ async def test_an_unhealthy_engine_is_not_ready_until_it_is_well_again(
         assert "/health answers 503" in word["error"]
         sick.unlink()
         await node.state(1, "ready")
+
+
+async def test_C14_a_healthy_engine_that_hangs_leaves_rotation_and_is_ended(
+    node: Node, odd: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HEALTH_S", "SLOWEST_CHECK_S"):
+        monkeypatch.setattr(f"agent.supervise.{name}", 0.05)
+    monkeypatch.setattr("agent.progress.STALL_S", 0.3)
+    node.door.assign(odd(1))
+    (node.folder / "run/shard-1").mkdir(parents=True)
+    page = node.folder / "run/shard-1/metrics"
+
+    def told(running: int, steps: int) -> None:
+        new = page.with_name("new")
+        new.write_text(f"vllm:num_requests_running {running}\nllamacpp:n_decode_total {steps}\n")
+        new.replace(page)
+
+    told(3, 1)
+    async with node.running():
+        await node.state(1, "ready")
+        word = await node.state(1, "starting")
+        assert "3 requests run and none moved for" in word["error"]
+        told(3, 2)
+        await node.state(1, "ready")
+        await node.state(1, "starting")
+        told(0, 2)  # an idle engine stands still by right
+        await node.state(1, "ready")
+        monkeypatch.setattr("agent.supervise.FROZEN_S", 0.3)
+        told(2, 2)
+        word = await node.state(1, "failed")
+        assert word["error"].startswith("not ready after 0.3 s: 2 requests run and none moved")
+        assert node.processes() == []
+    assert node.door.illegal == []
 
 
 async def test_D04_an_engine_is_adopted_by_the_next_agent(node: Node, llama: Make) -> None:
