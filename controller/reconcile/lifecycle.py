@@ -7,7 +7,7 @@ what became of a launch, whether a failure has waited long enough, and whether a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from controller.placement.chance import share
@@ -196,7 +196,9 @@ def _ready(replica: Replica, around: Around) -> Move | None:
     waiting = [s for s in replica.shards if s.state != "ready"]
     if not waiting:
         return None
-    return move(replica, "starting", f"{_name(waiting[0])} fell back to {waiting[0].state}")
+    fallen = move(replica, "starting", f"{_name(waiting[0])} fell back to {waiting[0].state}")
+    # What it fails of after this is no failure in a row with those before its stable time.
+    return replace(fallen, restarts=0) if _stable(replica, around) else fallen
 
 
 def _starting(replica: Replica, around: Around) -> Move | None:
@@ -291,10 +293,7 @@ def _late(replica: Replica, around: Around) -> Trouble | None:
 
 
 def _fail(replica: Replica, trouble: Trouble, around: Around) -> Move:
-    before = max(replica.restarts, 0)
-    stable_since = replica.ready_at if replica.ready_at is not None else replica.state_at
-    if replica.state == "ready" and around.now - stable_since >= around.settings.stable_s:
-        before = 0
+    before = 0 if _stable(replica, around) else max(replica.restarts, 0)
     wait = backoff_s(around.settings, replica.id, before, around.seed) if trouble.own_fault else 0.0
     return Move(
         replica.id,
@@ -306,6 +305,12 @@ def _fail(replica: Replica, trouble: Trouble, around: Around) -> Move:
         backoff_until=around.now + wait,
         restarts=before + 1 if trouble.own_fault else before,
     )
+
+
+def _stable(replica: Replica, around: Around) -> bool:
+    """Whether it has been ready for so long that failures before do not count any more."""
+    since = replica.ready_at if replica.ready_at is not None else replica.state_at
+    return replica.state == "ready" and around.now - since >= around.settings.stable_s
 
 
 def _name(shard: Shard) -> str:

@@ -131,6 +131,16 @@ def test_a_stable_minute_forgets_failures():
     assert stepped(one).restarts == 1
 
 
+@pytest.mark.parametrize(("ready_s", "restarts"), [(61, 0), (59, None)])
+def test_C14_an_engine_that_hangs_after_a_stable_minute_waits_as_after_its_first_failure(
+    ready_s, restarts
+):
+    since = NOW - ready_s
+    one = replica(1, "ready", shard("starting"), restarts=7, ready_at=since, state_at=since)
+    move = stepped(one)
+    assert (move.to_state, move.restarts) == ("starting", restarts)
+
+
 def test_backoff_doubles_to_its_maximum_with_jitter_that_can_be_repeated():
     settings = Settings()
     for failures, middle in [(0, 1), (1, 2), (5, 32), (9, 300), (500, 300)]:
