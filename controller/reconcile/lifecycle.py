@@ -24,8 +24,11 @@ LAUNCHED: Final = frozenset({"starting", "ready", "draining"})
 JITTER: Final = 0.2
 """Backoffs differ by this share either way, so that a hundred replicas do not come back at once."""
 
-STAGES: Final = 4
-"""A start may take this many deadlines in all, however often a shard changes its stage (D07)."""
+BRINGING: Final = frozenset({"provisioning", "fetching"})
+"""Stages that take as long as there are bytes to bring: the agent ends one that gets nowhere."""
+
+LONGEST_S: Final = 86_400.0
+"""A start may take this long in all, whatever its shards say (D07)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,13 +281,16 @@ def _gone(shard: Shard, around: Around) -> list[str]:
 
 
 def _late(replica: Replica, around: Around) -> Trouble | None:
-    """A stage of the start (fetching, starting ...) outlasted its deadline, or all of them did."""
+    """Engines did not get ready within their deadline, or the whole start takes too long."""
     limit = around.start_deadlines.get(
         (replica.model, replica.profile), around.settings.start_deadline_s
     )
     slow = [shard for shard in replica.shards if shard.state != "ready"]
     since = max([replica.state_at, *(shard.state_at for shard in slow)])
-    if around.now < min(since + limit, replica.state_at + STAGES * limit):
+    bringing = any(shard.state in BRINGING for shard in slow)
+    if bringing or since + limit > replica.state_at + LONGEST_S:
+        since, limit = replica.state_at, LONGEST_S
+    if around.now < since + limit:
         return None
     where = ", ".join(f"{_name(shard)} is {shard.state}" for shard in slow[:3])
     error = f"not ready after {around.now - replica.state_at:.0f} s (deadline {limit:g} s): {where}"

@@ -73,8 +73,19 @@ def test_D07_a_start_that_never_ends_fails_at_its_deadline():
     assert "shard 0 on n1 is starting" in move.error
     # A long download is a stage of its own, yet changing stages for ever does not help.
     fresh = shard("starting", state_at=NOW - 10)
-    assert stepped(replica(1, "starting", fresh, state_at=NOW - 3000)) is None
-    assert stepped(replica(1, "starting", fresh, state_at=NOW - 7201)).to_state == "failed"
+    assert stepped(replica(1, "starting", fresh, state_at=NOW - 80_000)) is None
+    assert stepped(replica(1, "starting", fresh, state_at=NOW - 86_401)).to_state == "failed"
+
+
+@pytest.mark.parametrize("stage", ["fetching", "provisioning"])
+def test_what_is_still_being_brought_has_no_start_deadline(stage):
+    """700 GB over 1 Gbit/s take an hour and a half: the agent says when it gets nowhere."""
+    bringing = shard(stage, state_at=NOW - 7000)
+    waiting = shard("starting", rank=1, id_=2, state_at=NOW - 6000)
+    for shards in ([bringing], [bringing, waiting]):
+        assert stepped(replica(1, "starting", *shards, state_at=NOW - 7200)) is None
+    old = replica(1, "starting", bringing, state_at=NOW - 86_401)
+    assert "(deadline 86400 s): shard 0 on n1 is" in stepped(old).error
 
 
 def test_the_profile_may_set_its_own_start_deadline():
