@@ -286,7 +286,8 @@ def _late(replica: Replica, around: Around) -> Trouble | None:
         (replica.model, replica.profile), around.settings.start_deadline_s
     )
     slow = [shard for shard in replica.shards if shard.state != "ready"]
-    since = max([replica.state_at, *(shard.state_at for shard in slow)])
+    # Of a gang the head gets ready only after the last of the others has come.
+    since = max([replica.state_at, *(shard.state_at for shard in replica.shards)])
     bringing = any(shard.state in BRINGING for shard in slow)
     if bringing or since + limit > replica.state_at + LONGEST_S:
         since, limit = replica.state_at, LONGEST_S

@@ -17,7 +17,7 @@ import trio
 
 from agent import procfs
 from agent.state import StateDir
-from tests.agent.conftest import Node, until
+from tests.agent.conftest import Node, free_port, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -435,6 +435,20 @@ async def test_D14_on_exit_stop_ends_a_part_of_a_gang_for_good(node: Node, odd: 
         await until(lambda: not (node.folder / "shards/1.json").exists(), "it is forgotten")
         assert node.processes() == []
         assert not node.door.reports[-1]["leaving"]
+    assert node.door.illegal == []
+
+
+async def test_the_head_of_a_gang_waits_for_the_others_as_long_as_the_controller_lets_it(
+    node: Node, odd: Make
+) -> None:
+    gang = {**PART["gang"], "master_port": free_port()}
+    head = odd(1, "--mute", **PART | {"rank": 0, "gang": gang}, start_deadline_s=0.2)
+    node.door.assign(head, odd(2, "--mute", start_deadline_s=0.6))
+    async with node.running():
+        await node.state(2, "failed")  # its deadline began after that of the head
+        assert node.door.states[1] == "starting"
+        node.door.assign({**head, "desired": "stopped"})
+        await node.state(1, "stopped")
     assert node.door.illegal == []
 
 

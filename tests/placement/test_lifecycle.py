@@ -77,6 +77,14 @@ def test_D07_a_start_that_never_ends_fails_at_its_deadline():
     assert stepped(replica(1, "starting", fresh, state_at=NOW - 86_401)).to_state == "failed"
 
 
+def test_the_head_of_a_gang_has_its_time_from_when_the_last_of_the_others_came():
+    head = shard("starting", state_at=NOW - 7000)
+    for came_s, expected in ((1700, None), (1900, "failed")):
+        other = shard("ready", rank=1, id_=2, state_at=NOW - came_s)
+        move = stepped(replica(1, "starting", head, other, state_at=NOW - 7200))
+        assert (move and move.to_state) == expected
+
+
 @pytest.mark.parametrize("stage", ["fetching", "provisioning"])
 def test_what_is_still_being_brought_has_no_start_deadline(stage):
     """700 GB over 1 Gbit/s take an hour and a half: the agent says when it gets nowhere."""
