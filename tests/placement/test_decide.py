@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from controller.placement.model import Create, Move, Place
 from controller.reconcile.decide import MOST_NOTES, decide
 from controller.reconcile.scale import MOST_CREATES
@@ -104,6 +106,22 @@ def test_drain_moves_one_at_a_time_and_only_once_the_replacement_is_ready():
     assert "n1" not in one.nodes_of()
     assert not one.tick().items
     assert "node n1 is draining" in {i.reason for i in one.log if isinstance(i, Move)}
+
+
+@pytest.mark.parametrize(("nodes", "cards"), [(4, 1), (3, 2)])
+def test_a_drain_moves_a_gang_as_a_whole_and_the_new_one_is_ready_first(nodes, cards):
+    """Also where the new one needs the nodes that stay of the old one."""
+    wanted = model("m", 1, profile(shards=2, fabric="any"))
+    one = Fleet({f"n{i}": node(f"n{i}", cards) for i in range(nodes)}, {"m": wanted})
+    one.settle()
+    leaving = one.nodes_of()[0]
+    one.states[leaving] = "draining"
+    for _ in range(40):
+        one.tick()
+        assert len(one.nodes_of(state="ready")) >= 2, "never less than a whole one"
+    assert one.states_of() == ["ready"]
+    assert leaving not in one.nodes_of()
+    assert not [s for s in one.shards.values() if not s.over and s.shard.node_id == leaving]
 
 
 def test_drain_waits_when_the_replacement_fits_nowhere_and_uncordon_cancels_it():
