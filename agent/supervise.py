@@ -45,6 +45,8 @@ SLOWEST_CHECK_S = 1.0
 MISSES = 3
 """A ready engine may miss this many checks in a row: one slow answer takes nothing away."""
 BLOCKED_RETRY_S = 5.0
+NO_METRICS = frozenset({401, 403, 404, 501})
+"""Answers of an engine that shows no metrics, or none to us."""
 FROZEN_S = 120.0
 """An engine that was ready and makes no progress for so long is ended: it holds cards and serves
 nobody. Long work (a compile, a long prompt) does not keep it from answering its health path."""
@@ -287,7 +289,8 @@ class Shard:
         except NoAnswer:
             return None
         if said.status != 200:
-            self._progress = None  # it has none: its log need not show that we ask
+            if said.status in NO_METRICS:
+                self._progress = None  # its log need not show that we ask
             return None
         text = bytes(said.body).decode(errors="replace")
         return self._progress.stalled_because(text, trio.current_time())

@@ -23,14 +23,14 @@ from agent.probes.weights_scan import WeightsScan
 from agent.process import marked_shard
 from agent.shards import Shards
 from agent.state import StateDir
-from agent.supervise import Site
+from agent.supervise import Site, nothing_held
 from agent.weights import Weights
 from agent.weights_collect import Collector
 from tests.agent.paper_door import PaperDoor
 from tests.tiny_model import tiny_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 ODD = str(Path(__file__).with_name("odd_engine.py"))
 DEADLINE_S = 20.0
@@ -94,6 +94,8 @@ class Node:
     door: PaperDoor = field(default_factory=lambda: PaperDoor(secret="s" * 43))
     probes: PaperProbes = field(default_factory=PaperProbes)
     shards: Shards | None = None
+    released: Callable[[Sequence[str]], Awaitable[str | None]] = nothing_held
+    """What the machine says of cards' memory after their processes ended."""
 
     @property
     def agent_dir(self) -> str:
@@ -102,7 +104,7 @@ class Node:
     def site(self, state: StateDir) -> Site:
         env = engine_environment()
         weights = Weights(self.folder / "weights", env, reserve_bytes=0)
-        return Site(node=self.name, state=state, weights=weights, env=env)
+        return Site(node=self.name, state=state, weights=weights, env=env, released=self.released)
 
     def agent(self, state: StateDir, token: str | None = None, secret: str = "s" * 43) -> Agent:
         site = self.site(state)
