@@ -26,6 +26,12 @@ class ReplicasQuery(PageQuery):
     model: str | None = None
 
 
+class PricesQuery(PageQuery):
+    """Whose prices."""
+
+    model: str | None = None
+
+
 class DecisionsQuery(PageQuery):
     """Which decisions, newest first."""
 

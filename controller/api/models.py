@@ -17,6 +17,11 @@ async def models(call: Call) -> Page:
     return await page(call.pool, call.cursors, "models", call.query, None)
 
 
+async def prices(call: Call) -> Page:
+    """What models cost and cost before, of one model where asked."""
+    return await page(call.pool, call.cursors, "prices", call.query, call.query.model)
+
+
 async def add(call: Call) -> Any:
     """Adds a model, or changes the one of that name that the API declared."""
     catalog = Catalog(models=[call.body])

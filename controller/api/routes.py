@@ -78,6 +78,8 @@ ROUTES: Final = (
           "Keep a measurement of one replica", body=capacity.CapacityBody),
     Route("GET", "/capacity", capacity.capacity, list[capacity.CapacityView],
           "How much one replica serves, as last measured", capacity.CapacityQuery),
+    Route("GET", "/prices", models.prices, list[views.PriceView],
+          "What models cost and cost before, by model, newest first", bodies.PricesQuery),
     Route(
         "POST", "/catalog", models.apply_catalog, results.Applied,
         "Apply a catalog file, or show what it would change",

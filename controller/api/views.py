@@ -20,6 +20,23 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class PricesView(Answer):
+    """What a model's tokens cost now, in micros per million tokens, and since when."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+    since: str
+
+
+class PriceView(PricesView):
+    """What a model's tokens cost for a time; no until: still. Absent prices are unknown, not 0."""
+
+    model: str
+    until: str | None = None
+    set_by: str
+
+
 class ModelView(Answer):
     """One model of the catalog and what runs of it."""
 
@@ -42,6 +59,7 @@ class ModelView(Answer):
     updated_by: str
     concurrency: float
     concurrency_source: str
+    prices: PricesView | None = None
 
 
 class FetchView(Answer):

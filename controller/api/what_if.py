@@ -63,7 +63,7 @@ async def ask(call: Call) -> Any:
 async def _models(call: Call, definitions: Sequence[Definition]) -> Any:
     """How to make the planner's models of these definitions. Raises CatalogError."""
     catalog = Catalog(models=list(definitions))
-    there = await call.value("catalog_known")
+    there = await call.pool.fetchval(queries("catalog")["known"])
     names = {model.name for model in definitions}
     kept = [row for row in there["models"] if row["name"] not in names]
     known = Known(

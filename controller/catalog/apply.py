@@ -44,14 +44,12 @@ async def apply(
     """
     pools = [{"name": n, "labels": p.labels} for n, p in sorted(catalog.pools.items())]
     models = [model.document() for model in catalog.models]
-    text = queries("admin")
+    text = queries("catalog")
     async with pool.transaction(rollback=dry_run) as connection:
-        await connection.execute(text["catalog_lock"])
-        there = await connection.fetchval(text["catalog_known"])
+        await connection.execute(text["lock"])
+        there = await connection.fetchval(text["known"])
         check(catalog, _known(there, catalog, origin, file, prune=prune))
-        rows = await connection.fetch(
-            text["catalog_apply"], actor, pools, models, origin, file, prune
-        )
+        rows = await connection.fetch(text["apply"], actor, pools, models, origin, file, prune)
     return [Change(row["action"], row["kind"], row["name"]) for row in rows]
 
 

@@ -20,6 +20,8 @@ SOURCES: Final = (
     "hf:org/repo[@revision][/file], s3:bucket/key-or-prefix[#sha256=HEX], file:/path or "
     "https://host/file[#sha256=HEX]"
 )
+MOST_MICROS: Final = 10**12
+"""Per million tokens: one unit of the currency for each token."""
 _HF: Final = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(/.+)?")
 _S3: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}(/([^#/]+(/[^#/]+)*/?)?)?(#sha256=[0-9a-fA-F]{64})?"
@@ -70,6 +72,34 @@ class Pool(Strict):
         return {label: sorted(set(accepted)) for label, accepted in value.items()}
 
 
+class Prices(Strict):
+    """What tokens cost, in micros of the currency per million tokens. Absent is unpriced, not 0."""
+
+    prompt: int | None = Field(None, ge=0, le=MOST_MICROS)
+    cached: int | None = Field(None, ge=0, le=MOST_MICROS, description="absent: as prompt")
+    completion: int | None = Field(None, ge=0, le=MOST_MICROS)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _micros(cls, value: Any) -> Any:
+        if isinstance(value, float) and 0 <= value < MOST_MICROS:
+            raise ValueError(
+                f"{value!r} is not in micros: {value:g} per million tokens is {round(value * 1e6)}"
+            )
+        whole = value is None or (isinstance(value, int) and not isinstance(value, bool))
+        if not whole:
+            raise ValueError(f"{value!r} is no whole number of micros per million tokens")
+        return value
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if (self.prompt, self.cached, self.completion) == (None, None, None):
+            raise ValueError("prices names none of prompt, cached, completion: drop it or name one")
+        if self.cached is not None and self.prompt is None:
+            raise ValueError("a price for cached tokens needs one for prompt tokens: add prompt")
+        return self
+
+
 class Model(Strict):
     """A model that clients may ask for, and how to run it."""
 
@@ -88,6 +118,7 @@ class Model(Strict):
     fallbacks: list[str] = Field(
         default_factory=list, description="models that answer instead, in order"
     )
+    prices: Prices | None = Field(None, description="of its tokens; absent: unpriced")
     profiles: list[Profile] = Field(description="ways to run it, first choice first")
 
     @field_validator("name")
@@ -147,6 +178,7 @@ class Model(Strict):
             "priority": self.priority,
             "aliases": self.aliases,
             "fallbacks": self.fallbacks,
+            "prices": self.prices.model_dump() if self.prices is not None else None,
             "profiles": [profile.document(self.source) for profile in self.profiles],
         }
 

@@ -17,14 +17,20 @@ from controller.cli.words import age, joined
 if TYPE_CHECKING:
     from controller.cli.session import Session
 
+PRICE_COLUMNS = ("MODEL", "PROMPT", "CACHED", "COMPLETION", "SINCE", "UNTIL", "SET BY")
 COLUMNS = ("MODEL", "REPLICAS", "ALIASES", "PROFILES", "FALLBACKS")
 
 
 @click.command()
+@click.option("--prices", is_flag=True, help="What they cost, and cost before.")
 @click.pass_obj
-def models(session: Session) -> None:
+def models(session: Session, prices: bool) -> None:
     """The catalog and what runs of it."""
     found = session.client.pages("/models")
+    if prices:
+        known = session.client.pages("/prices")
+        session.out.show(known, lambda: _prices_text(session, found, known))
+        return
     rows = (
         (m["name"], f"{m['ready_replicas']}/{m['min_replicas']} ready "
          f"({m['total_replicas']} total)", joined(m.get("aliases")), joined(m.get("profiles")),
@@ -33,6 +39,28 @@ def models(session: Session) -> None:
     )  # fmt: skip
     empty = "No models. Add one with llmgwctl apply -f catalog.toml or llmgwctl model add FILE."
     session.out.show(found, lambda: session.out.table(COLUMNS, rows) if found else empty)
+
+
+def _prices_text(
+    session: Session, models: list[dict[str, Any]], known: list[dict[str, Any]]
+) -> str:
+    """In micros per million tokens; a model that has no price now has a line that says so."""
+    unpriced = [{"model": m["name"]} for m in models if "prices" not in m]
+    rows = (
+        (p["model"], p.get("prompt"), p.get("cached"), p.get("completion"), _time(p.get("since")),
+         _time(p.get("until")), p.get("set_by"))
+        for p in sorted([*unpriced, *known], key=lambda p: p["model"])
+    )  # fmt: skip
+    if not models and not known:
+        return "No models."
+    return lines(
+        session.out.table(PRICE_COLUMNS, rows),
+        "Micros per million tokens; - is unpriced, not free.",
+    )
+
+
+def _time(at: str | None) -> str | None:
+    return None if at is None else at[:19].replace("T", " ")
 
 
 @click.group()

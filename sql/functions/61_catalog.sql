@@ -6,6 +6,8 @@ language sql stable security definer set search_path = llmgw_core, pg_temp as $$
         'min_replicas', m.min_replicas, 'max_replicas', m.max_replicas, 'idle_timeout_s', m.idle_timeout_s, 'priority', m.priority,
         'aliases', coalesce((select jsonb_agg(a.name order by a.name) from llmgw_core.model_name a where a.model = m.name and a.is_alias), '[]'),
         'fallbacks', coalesce((select jsonb_agg(f.fallback order by f.position) from llmgw_core.fallback f where f.model = m.name), '[]'),
+        'prices', (select jsonb_build_object('prompt', p.prompt, 'cached', p.cached, 'completion', p.completion)
+                   from llmgw_core.price_of(m.name) p where num_nonnulls(p.prompt, p.cached, p.completion) > 0),
         'profiles', coalesce((select jsonb_agg(to_jsonb(p) - 'model' - 'position' order by p.position)
                               from llmgw_core.profile p where p.model = m.name), '[]'))
     from llmgw_core.model m where m.name = p_model
@@ -48,6 +50,7 @@ begin
             jsonb_strip_nulls(jsonb_build_object('args', '[]'::jsonb, 'env', '{}'::jsonb, 'gpus', 0, 'share', false,
                 'cpu_flags', '[]'::jsonb, 'shards', 1, 'fabric', 'fabric', 'exclude_nodes', '[]'::jsonb, 'spread', 'prefer')) || jsonb_strip_nulls(p) || jsonb_build_object('model', wanted, 'position', ord))).*
         from jsonb_array_elements(p_doc->'profiles') with ordinality as e(p, ord);
+    perform llmgw_core.price_put(p_actor, wanted, p_doc->'prices');
     after_ := llmgw_core.model_doc(wanted);
     if was.name is null then
         return 'added';
@@ -102,7 +105,10 @@ begin
     end loop;
     for doc in select * from jsonb_array_elements(p_pools) loop
         kind := 'pool'; name := doc->>'name'; action := llmgw_core.pool_put(doc, p_origin, p_file);
-        news := news or action <> 'unchanged';
+        if action <> 'unchanged' then
+            news := true;
+            perform llmgw_core.audited(p_actor, action, 'pool ' || name, doc);
+        end if;
         return next;
     end loop;
     for doc in select * from jsonb_array_elements(p_models) loop
@@ -142,6 +148,7 @@ begin
             raise exception 'pool % is used by profile %', p_name, user_ using errcode = 'LG003';
         end if;
         delete from llmgw_core.pool where name = p_name;
+        perform llmgw_core.audited(p_actor, 'removed', 'pool ' || p_name);
         return;
     end if;
     select f.model into user_ from llmgw_core.fallback f where f.fallback = p_name and f.model <> p_name limit 1;
@@ -150,6 +157,7 @@ begin
     end if;
     delete from llmgw_core.model where name = p_name;
     delete from llmgw_core.attempt where model = p_name;
+    perform llmgw_core.price_put(p_actor, p_name, null);
     perform llmgw_core.audited(p_actor, 'removed', 'model ' || p_name);
 end $$;
 comment on function llmgw_core.catalog_drop(text, text, text) is 'Removes a pool or model that nothing refers to. Replicas of a removed model drain and go.';

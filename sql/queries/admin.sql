@@ -98,6 +98,14 @@ from llmgw.models v
 where ($1::jsonb is null or v.name > $1::jsonb->>0) and ($3::text is null or v.name = $3)
 order by v.name limit $2::int;
 
+-- name: prices
+-- A page of prices, newest first within a model, of one model where asked.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.model, v.since) as key
+from llmgw.prices v
+where ($1::jsonb is null or v.model > $1::jsonb->>0 or (v.model = $1::jsonb->>0 and v.since < ($1::jsonb->>1)::timestamptz))
+  and ($3::text is null or v.model = $3)
+order by v.model, v.since desc limit $2::int;
+
 -- name: replicas
 -- A page of replicas that are not gone, of one model where asked, or one of them.
 select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.id) as key
@@ -164,23 +172,6 @@ select llmgw.node_enroll_v1($1::text, $2::text, $3::bytea, $4::int, $5::double p
 -- name: node_revoke
 -- Locks a node's agent out.
 select llmgw.node_revoke_v1($1::text, $2::text);
-
--- name: catalog_lock
--- Catalog changes come one after another, checks included; the same lock as catalog_apply_v1's.
-select pg_advisory_xact_lock(7720, 2);
-
--- name: catalog_known
--- What is declared, for the checks between objects.
-select jsonb_build_object(
-    'models', (select coalesce(jsonb_agg(jsonb_build_object('name', m.name, 'origin', m.origin, 'origin_file', m.origin_file,
-        'aliases', (select coalesce(jsonb_agg(a.name), '[]') from llmgw_core.model_name a where a.model = m.name and a.is_alias))), '[]')
-        from llmgw_core.model m),
-    'pools', (select coalesce(jsonb_agg(jsonb_build_object('name', p.name, 'origin', p.origin, 'origin_file', p.origin_file)), '[]')
-        from llmgw_core.pool p));
-
--- name: catalog_apply
--- Writes pools and models; one row per object.
-select action, kind, name from llmgw_core.catalog_apply_v1($1::text, $2::jsonb, $3::jsonb, $4::text, $5::text, $6::boolean);
 
 -- name: model_remove
 -- Takes a model out of the catalog.

@@ -11,9 +11,12 @@ create table llmgw_core.controller (
     pid int not null,
     version text not null,
     started_at timestamptz not null default clock_timestamp(),
-    seen_at timestamptz not null default clock_timestamp()
+    seen_at timestamptz not null default clock_timestamp(),
+    catalog_file text,
+    catalog_digest text,
+    catalog_error text
 ) with (fillfactor = 70);
-comment on table llmgw_core.controller is 'Control and router processes. Alive is who holds the advisory lock (7719, presence).';
+comment on table llmgw_core.controller is 'Control and router processes. Alive is who holds the advisory lock (7719, presence). catalog_digest is of the content of its own catalog file, in force or not; catalog_error says why it could not be applied.';
 
 create table llmgw_core.lease (
     name text primary key,

@@ -1,3 +1,11 @@
+create or replace view llmgw.prices as
+select * from (
+    select p.model, p.since, lead(p.since) over (partition by p.model order by p.since) as until, p.prompt, p.cached, p.completion, p.set_by
+    from llmgw_core.price p) x
+where num_nonnulls(x.prompt, x.cached, x.completion) > 0
+order by x.model, x.since desc;
+comment on view llmgw.prices is 'What each model''s tokens cost and cost before, in micros per million tokens. A request is priced by the row in force when it began; null is unpriced, never free; cached null: as prompt. Where no row covers a time, the model was unpriced.';
+
 create or replace view llmgw.models as
 select m.name, m.description,
     (select array_agg(a.name order by a.name) from llmgw_core.model_name a where a.model = m.name and a.is_alias) as aliases,
@@ -6,14 +14,15 @@ select m.name, m.description,
     (select array_agg(f.fallback order by f.position) from llmgw_core.fallback f where f.model = m.name) as fallbacks,
     (select array_agg(p.name order by p.position) from llmgw_core.profile p where p.model = m.name) as profiles,
     m.min_replicas = 0 as on_demand, m.origin, m.origin_file, m.idle_timeout_s as idle_timeout, m.priority, m.updated_at, m.updated_by,
-    d.concurrency, d.concurrency_source
+    d.concurrency, d.concurrency_source,
+    (select jsonb_strip_nulls(to_jsonb(p) - 'model' - 'until' - 'set_by') from llmgw.prices p where p.model = m.name and p.until is null) as prices
 from llmgw_core.model m
 join llmgw.demand d on d.model = m.name
 left join lateral (
     select count(*) filter (where x.state = 'ready')::int as ready, count(*)::int as total
     from llmgw_core.replica x where x.model = m.name and x.state <> 'gone') r on true
 order by m.name;
-comment on view llmgw.models is 'The catalog with what runs of it. profiles are in order of preference; idle_timeout is in seconds; concurrency is what one replica is taken to serve at once when the model is scaled.';
+comment on view llmgw.models is 'The catalog with what runs of it. profiles are in order of preference; idle_timeout is in seconds; concurrency is what one replica is taken to serve at once when the model is scaled; prices are in micros per million tokens, null when it has none.';
 
 create or replace view llmgw.profiles as
 select p.model, p.name, p.position, p.engine, p.engine_version, p.pool, p.gpus, p.gpu_class, p.gpu_memory_mib, p.share,

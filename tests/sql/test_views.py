@@ -24,7 +24,7 @@ def lived_in(fleet):
     """A fleet with something in every table that a view reads."""
     fleet.apply(pools=[{"name": "all", "labels": {"rack": ["r1"]}}])
     fleet.model("m", {"pool": "all"}, aliases=["alias"], description="a model")
-    fleet.model("other", fallbacks=["m"])
+    fleet.model("other", fallbacks=["m"], prices={"prompt": 1})
     nodes = [fleet.node(name, gpus=2) for name in ("n1", "n2")]
     replica, _ = fleet.running("m", nodes[0], 0)
     for node in nodes:

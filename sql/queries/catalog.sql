@@ -1,0 +1,16 @@
+-- name: lock
+-- Catalog changes come one after another, checks included; the same lock as catalog_apply_v1's.
+select pg_advisory_xact_lock(7720, 2);
+
+-- name: known
+-- What is declared, for the checks between objects.
+select jsonb_build_object(
+    'models', (select coalesce(jsonb_agg(jsonb_build_object('name', m.name, 'origin', m.origin, 'origin_file', m.origin_file,
+        'aliases', (select coalesce(jsonb_agg(a.name), '[]') from llmgw_core.model_name a where a.model = m.name and a.is_alias))), '[]')
+        from llmgw_core.model m),
+    'pools', (select coalesce(jsonb_agg(jsonb_build_object('name', p.name, 'origin', p.origin, 'origin_file', p.origin_file)), '[]')
+        from llmgw_core.pool p));
+
+-- name: apply
+-- Writes pools and models; one row per object.
+select action, kind, name from llmgw_core.catalog_apply_v1($1::text, $2::jsonb, $3::jsonb, $4::text, $5::text, $6::boolean);
