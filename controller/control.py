@@ -20,8 +20,7 @@ import structlog
 import trio
 
 from controller import __version__, schema
-from controller.catalog.apply import apply_file
-from controller.catalog.faults import CatalogError
+from controller.catalog.own import OwnFile
 from controller.config import BadConfig, reloaded
 from controller.context import ControlContext
 from controller.log import configure
@@ -30,7 +29,6 @@ from controller.reconcile import housekeeping
 from controller.reconcile.lease import Lease
 from controller.reconcile.tick import Ticker
 from sql import queries
-from sql.errors import DatabaseError
 from sql.listen import ListenState, listen
 from sql.pool import open_pool
 
@@ -134,12 +132,17 @@ def _start_duties(
         await joined.wait()
         await ticker.run(loop)
 
+    own = OwnFile(pool, context.id, socket.gethostname(), lambda: context.config.catalog)
+
+    async def catalog(loop: Loop) -> None:
+        await joined.wait()
+        await own.run(loop, reloads)
+
     async def housekeep(loop: Loop) -> None:
         await joined.wait()
         await housekeeping.run(pool, context.leases["housekeeping"], loop)
 
     presence = partial(_presence, context, pool, joined)
-    catalog = partial(_catalog, context, pool, joined, reloads)
     loops = context.loops
     nursery.start_soon(loops.run, loops.add("presence", math.inf), presence)
     nursery.start_soon(loops.run, loops.add("tick", TICK_OVERDUE_S), tick)
@@ -174,29 +177,3 @@ async def _presence(context: ControlContext, pool: Pool, joined: trio.Event, loo
         context.config.database, lambda _: ticker.wake(), connected,
         presence=number, state=context.listening, on_lost=lost,
     )  # fmt: skip
-
-
-async def _catalog(
-    context: ControlContext,
-    pool: Pool,
-    joined: trio.Event,
-    reloads: trio.MemoryReceiveChannel[None],
-    loop: Loop,
-) -> None:
-    """Apply the catalog file at start and at SIGHUP; what is wrong with it is told and left."""
-    await joined.wait()
-    while True:
-        if context.config.catalog is not None:
-            await _apply(context.config.catalog, pool)
-        loop.succeeded()
-        await reloads.receive()
-
-
-async def _apply(path: Path, pool: Pool) -> None:
-    try:
-        changes = await apply_file(pool, path, f"catalog file {path}")
-    except (CatalogError, DatabaseError, OSError) as error:
-        log.warning("the catalog was not applied", file=str(path), error=str(error))
-        return
-    news = [f"{c.action} {c.kind} {c.name}" for c in changes if c.action != "unchanged"]
-    log.info("catalog applied", file=str(path), changes=news)

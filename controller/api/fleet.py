@@ -33,6 +33,11 @@ async def node(call: Call) -> Any:
     return found
 
 
+async def controllers(call: Call) -> Page:
+    """Control and router processes, the oldest first."""
+    return await page(call.pool, call.cursors, "controllers", call.query)
+
+
 async def set_state(call: Call) -> Any:
     """Cordon, drain or give back a node."""
     state = _WORDS.get(call.body.state, call.body.state)

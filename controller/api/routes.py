@@ -67,6 +67,8 @@ ROUTES: Final = (
           "The map of a fabric, by its id or key", deadline_s=fabrics.MAP_S),
     Route("POST", "/fabrics/{id}/scan", fabrics.scan, seen.ScanStarted,
           "Ask one node on a fabric to map it", body=bodies.Nothing),
+    Route("GET", "/controllers", fleet.controllers, list[views.ControllerView],
+          "Control and router processes, who leads, and whose catalog file is applied", PageQuery),
     Route("GET", "/models", models.models, list[views.ModelView], "The catalog", PageQuery),
     Route("POST", "/models", models.add, results.Added, "Add or change a model", body=Model),
     Route("DELETE", "/models/{name}", models.remove, results.Removed, "Remove a model"),

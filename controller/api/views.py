@@ -62,6 +62,24 @@ class ModelView(Answer):
     prices: PricesView | None = None
 
 
+class ControllerView(Answer):
+    """A control or router process. catalog: its file is applied, differs from that, or refused."""
+
+    id: str
+    role: str
+    hostname: str
+    pid: int
+    version: str
+    alive: bool
+    started_at: str
+    seen_ago: float
+    leads: list[str] | None = None
+    catalog_file: str | None = None
+    catalog_digest: str | None = None
+    catalog: str | None = None
+    catalog_problem: str | None = None
+
+
 class FetchView(Answer):
     """Weights on their way; percent is absent when the total is unknown."""
 

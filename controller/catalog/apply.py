@@ -13,9 +13,10 @@ from sql import queries
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from uuid import UUID
 
     from controller.catalog.definition import Catalog
-    from sql.pool import Pool
+    from sql.pool import Connection, Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,13 @@ async def apply(
     Raises CatalogError for a definition that cannot stand, sql.errors.Refused when another origin
     declares the same object, DatabaseAway.
     """
-    pools = [{"name": n, "labels": p.labels} for n, p in sorted(catalog.pools.items())]
-    models = [model.document() for model in catalog.models]
     text = queries("catalog")
     async with pool.transaction(rollback=dry_run) as connection:
         await connection.execute(text["lock"])
-        there = await connection.fetchval(text["known"])
-        check(catalog, _known(there, catalog, origin, file, prune=prune))
-        rows = await connection.fetch(text["apply"], actor, pools, models, origin, file, prune)
-    return [Change(row["action"], row["kind"], row["name"]) for row in rows]
+        changes = await _write(connection, catalog, actor, origin, file, prune=prune)
+        if origin == "file":
+            await connection.execute(text["mark"], actor, file, catalog.digest)
+    return changes
 
 
 async def apply_file(pool: Pool, path: Path, actor: str, *, dry_run: bool = False) -> list[Change]:
@@ -58,6 +57,41 @@ async def apply_file(pool: Pool, path: Path, actor: str, *, dry_run: bool = Fals
     catalog = await trio.to_thread.run_sync(read_file, path)
     name = str(await trio.Path(path).absolute())
     return await apply(pool, catalog, actor, origin="file", file=name, prune=True, dry_run=dry_run)
+
+
+async def offer(
+    pool: Pool, catalog: Catalog, file: str, controller: UUID, hostname: str, *, told: bool
+) -> list[Change] | None:
+    """Applies a controller's own file unless another one is in force, which is None.
+
+    ``told`` by an operator it is applied in any case. Raises as `apply` does.
+    """
+    actor = f"catalog file {file} on {hostname}"
+    given = (controller, hostname, actor, file, catalog.digest, told)
+    async with pool.transaction() as connection:
+        name = await connection.fetchval(queries("catalog")["offer"], *given)
+        if name is None:
+            return None
+        return await _write(connection, catalog, actor, "file", name, prune=True)
+
+
+async def _write(
+    connection: Connection,
+    catalog: Catalog,
+    actor: str,
+    origin: str,
+    file: str | None,
+    *,
+    prune: bool,
+) -> list[Change]:
+    """Checks and writes, under the catalog's lock."""
+    pools = [{"name": n, "labels": p.labels} for n, p in sorted(catalog.pools.items())]
+    models = [model.document() for model in catalog.models]
+    text = queries("catalog")
+    there = await connection.fetchval(text["known"])
+    check(catalog, _known(there, catalog, origin, file, prune=prune))
+    rows = await connection.fetch(text["apply"], actor, pools, models, origin, file, prune)
+    return [Change(row["action"], row["kind"], row["name"]) for row in rows]
 
 
 def _known(

@@ -5,11 +5,13 @@ Profiles are in `profile.py`; rules between objects (names taken, missing fallba
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+import orjson
 from pydantic import Field, field_validator, model_validator
 
 from controller.catalog.profile import Profile, Strict
@@ -188,6 +190,23 @@ class Catalog(Strict):
 
     pools: dict[str, Pool] = Field(default_factory=dict)
     models: list[Model] = Field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Short SHA-256 of what is written: not of its order, comments or form (TOML or JSON).
+
+        Fields that are not written do not count, so that versions of llmgw which know more of them
+        agree on a file.
+        """
+        models = sorted(self.models, key=lambda model: model.name)
+        written = {
+            "pools": {
+                name: pool.model_dump(exclude_unset=True) for name, pool in self.pools.items()
+            },
+            "models": [model.model_dump(exclude_unset=True) for model in models],
+        }
+        text = orjson.dumps(written, option=orjson.OPT_SORT_KEYS)
+        return hashlib.sha256(text).hexdigest()[:16]
 
     @field_validator("pools")
     @classmethod

@@ -27,7 +27,10 @@ WORST_FIRST: Final = {"fail": 0, "warn": 1, "pass": 2}
 @click.option("--all", "everything", is_flag=True, help="Show passed checks of all nodes too.")
 @click.pass_obj
 def doctor(session: Session, id_: str | None, everything: bool) -> int:
-    """Check one node, or all: what is wrong, the evidence, and what to do. Exit 1 on a failure."""
+    """Check one node, or all and the controllers: what is wrong, the evidence, what to do.
+
+    Exit 1 on a failure.
+    """
     if id_ is not None:
         session.client.get(f"/nodes/{part(id_)}")  # a node without checks is not an unknown node
     found = session.client.pages("/doctor", node=id_)
@@ -48,12 +51,14 @@ def _doctor_text(session: Session, found: list[dict[str, Any]], everything: bool
         if "remedy" in c and c["result"] != "pass"
     )
     count = Counter(check["result"] for check in found)
-    nodes = len({check["node"] for check in found})
+    parts = Counter(node.startswith("controller ") for node in {c["node"] for c in found})
+    who = [f"{parts[False]} {'node' if parts[False] == 1 else 'nodes'}"]
+    if parts[True]:
+        who.append(f"{parts[True]} {'controller' if parts[True] == 1 else 'controllers'}")
     return lines(
         session.out.table(CHECK_COLUMNS, rows) if shown else "",
         *remedies,
-        f"{nodes} {'node' if nodes == 1 else 'nodes'}: {count['pass']} passed, "
-        f"{count['warn']} warn, {count['fail']} failed",
+        f"{', '.join(who)}: {count['pass']} passed, {count['warn']} warn, {count['fail']} failed",
     )
 
 

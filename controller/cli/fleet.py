@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from controller.cli.session import Session
 
 ERROR_WIDTH = 240
+CONTROLLER_COLUMNS = ("CONTROLLER", "ROLE", "STATE", "LEADS", "VERSION", "LAST SEEN", "CATALOG")
 NODE_COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
 
 
@@ -61,6 +62,28 @@ def _capacity(session: Session, classes: list[dict[str, Any]]) -> str:
     )  # fmt: skip
     headings = ("CLASS", "", "USED", "FREE", "UNAVAILABLE", "UNHEALTHY")
     return session.out.table(headings, ((*r[:1], r[1], *r[2:]) for r in rows))
+
+
+@click.command()
+@click.pass_obj
+def controllers(session: Session) -> None:
+    """Control and router processes, who leads, and whose catalog file is applied."""
+    found = session.client.pages("/controllers")
+    rows = (
+        (f"{c['hostname']}/{c['pid']}", c["role"], "alive" if c["alive"] else "gone",
+         joined(c.get("leads")), c["version"], _seen(c["seen_ago"]), c.get("catalog"))
+        for c in found
+    )  # fmt: skip
+    problems = (
+        f"{c['hostname']}/{c['pid']}: {c['catalog_problem']}"
+        for c in found
+        if c["alive"] and "catalog_problem" in c
+    )
+    empty = "No controllers."
+    session.out.show(
+        found,
+        lambda: lines(session.out.table(CONTROLLER_COLUMNS, rows), *problems) if found else empty,
+    )
 
 
 @click.command()

@@ -18,6 +18,7 @@ from controller.cli.session import DEFAULT_SERVER, Session
 
 COMMANDS: Final = {
     "status": "fleet:status",
+    "controllers": "fleet:controllers",
     "nodes": "fleet:nodes",
     "node": "node:node",
     "gpu": "devices:gpu",

@@ -36,6 +36,7 @@ TRAFFIC = {
 PORT_STATES = ("ACTIVE", "ARMED", "INIT", "DOWN")
 RESULTS = ("pass", "warn", "fail")
 NODE_STATES = ("ready", "cordoned", "draining", "unreachable", "lost")
+CATALOG_STATES = ("applied", "differs", "refused")
 REPLICA_STATES = ("pending", "starting", "ready", "draining", "stopping", "failed")
 
 
@@ -63,6 +64,9 @@ def families(tables: Mapping[str, list[Any]]) -> Iterator[Metric]:
     yield gauge(
         "controllers_alive", "live processes", ["role"], [((r,), n) for r, n in alive.items()]
     )
+    files = Counter(row["catalog"] for row in tables["controllers"])
+    counts = [((state,), files[state]) for state in CATALOG_STATES]
+    yield gauge("controllers_catalog", "controllers by state of their file", ["state"], counts)
 
 
 def _nodes(rows: list[Any]) -> Iterator[Metric]:

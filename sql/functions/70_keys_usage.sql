@@ -115,6 +115,9 @@ begin
         or not exists (select 1 from llmgw_core.model m where m.name = d.model);
     delete from llmgw_core.replica r where r.state = 'gone' and r.state_at < clock_timestamp() - llmgw_core.setting('decision_days') * interval '1 day';
     delete from llmgw_core.node_event where at < clock_timestamp() - llmgw_core.setting('event_days') * interval '1 day';
+    delete from llmgw_core.catalog_seen s where s.seen_at < clock_timestamp() - interval '1 year'
+        and s.digest is distinct from (llmgw_core.catalog_in_force()).digest
+        and not exists (select 1 from llmgw_core.controller c where c.catalog_digest = s.digest);
     perform llmgw_core.scans_keep();
     perform llmgw_core.touched_keep();
     return llmgw_core.partitions_keep_v1(7);

@@ -2,6 +2,13 @@
 -- The fleet at a glance.
 select jsonb_strip_nulls(to_jsonb(v)) as row from llmgw.summary v;
 
+-- name: controllers
+-- A page of control and router processes, oldest first.
+select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.started_at, v.id) as key
+from llmgw.controllers v
+where $1::jsonb is null or (v.started_at, v.id) > (($1::jsonb->>0)::timestamptz, ($1::jsonb->>1)::uuid)
+order by v.started_at, v.id limit $2::int;
+
 -- name: nodes
 -- A page of nodes.
 select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.id) as key

@@ -14,3 +14,15 @@ select jsonb_build_object(
 -- name: apply
 -- Writes pools and models; one row per object.
 select action, kind, name from llmgw_core.catalog_apply_v1($1::text, $2::jsonb, $3::jsonb, $4::text, $5::text, $6::boolean);
+
+-- name: mark
+-- When this file is the controllers', what was applied is in force.
+select llmgw_core.catalog_mark_v1($1::text, $2::text, $3::text);
+
+-- name: offer
+-- What a controller's own file holds; the name under which to apply it, or null.
+select llmgw_core.catalog_offer_v1($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::boolean);
+
+-- name: told
+-- A controller's own file, and what is wrong with it.
+select llmgw_core.catalog_told_v1($1::uuid, $2::text, $3::text, $4::text);

@@ -26,7 +26,7 @@ select node, hca, port, coalesce(fabric, key, '') as fabric, coalesce(state, '')
 
 -- name: checks
 -- How many checks of each node came to what.
-select node, result, count(*)::int as checks from llmgw.doctor group by node, result;
+select node, result, count(*)::int as checks from llmgw.doctor where node not like 'controller %' group by node, result;
 
 -- name: models
 -- One row per model of the catalog.
@@ -43,4 +43,4 @@ select name, term, held from llmgw.leases;
 
 -- name: controllers
 -- Live processes.
-select role from llmgw.controllers where alive;
+select role, catalog from llmgw.controllers where alive;

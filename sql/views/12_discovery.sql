@@ -2,22 +2,6 @@ create or replace view llmgw.node_events as
 select e.id, e.at, e.node_id as node, e.kind, e.object, e.was, e.now, e.evidence from llmgw_core.node_event e;
 comment on view llmgw.node_events is 'Every change of a node''s devices with its evidence: cards and their health and marks, fabric state, NVLink domain, IMEX, ports, subnet managers.';
 
-create or replace view llmgw.doctor as
-select c.node_id as node, c.name, c.result, c.evidence, c.remedy, c."position", c.at
-from llmgw_core.node_check c
-union all
-select n.id, 'agent', case s.state when 'lost' then 'fail' when 'unreachable' then 'fail' else 'pass' end,
-    case when b.seen_at is null then 'its agent has not been seen yet' else format('last seen %s s ago, version %s',
-        round(extract(epoch from clock_timestamp() - b.seen_at)), coalesce(n.agent_version, 'unknown')) end,
-    case when s.state in ('lost', 'unreachable') then 'Look at the agent on the node: systemctl status llmgw-agent, and its log.' end, 0, b.seen_at
-from llmgw_core.node n join llmgw_core.node_state s on s.node_id = n.id left join llmgw_core.beat b on b.node_id = n.id
-union all
-select b.node_id, 'clock', case when abs(b.clock_skew_s) > 5 then 'fail' when abs(b.clock_skew_s) > 1 then 'warn' else 'pass' end,
-    format('%s s off the database''s clock', round(b.clock_skew_s::numeric, 2)),
-    case when abs(b.clock_skew_s) > 1 then 'Start a time service on the node: chronyd or systemd-timesyncd.' end, 1, b.seen_at
-from llmgw_core.beat b where b.clock_skew_s is not null;
-comment on view llmgw.doctor is 'Checks of every node: what its agent found of itself, and what only the database knows (silence, clock). result: pass, warn or fail; remedy says what to do.';
-
 create or replace view llmgw.fabrics as
 with ports as (
     select v.*, s.state as node_state from llmgw.ib_ports v join llmgw_core.node_state s on s.node_id = v.node),

@@ -68,12 +68,26 @@ select d.id, d.at, d.term, d.kind, d.model, d.replica_id as replica, d.node_id a
 from llmgw_core.decision d;
 comment on view llmgw.decisions is 'Every item of every plan, and refusals at commit. Filter on at.';
 
+create or replace view llmgw.catalog_files as
+select s.file, nullif(s.hostname, '') as hostname, s.digest, s.applied_at is not null and s.applied_at = max(s.applied_at) over () as applied,
+    s.applied_at, s.applied_by, s.seen_at
+from llmgw_core.catalog_seen s order by s.seen_at desc;
+comment on view llmgw.catalog_files is 'Every content that a controller''s catalog file ever had; applied is the one in force. hostname is null for one that llmgwctl apply brought.';
+
 create or replace view llmgw.controllers as
 select c.id, c.role, c.hostname, c.pid, c.version, llmgw_core.present(c.id) as alive,
     c.started_at, round(extract(epoch from clock_timestamp() - c.seen_at), 1)::double precision as seen_ago,
-    (select array_agg(l.name order by l.name) from llmgw_core.lease l where l.holder = c.id and l.expires_at > clock_timestamp()) as leads
-from llmgw_core.controller c order by c.started_at;
-comment on view llmgw.controllers is 'Control and router processes; alive = it holds its presence lock; leads = duties it holds.';
+    (select array_agg(l.name order by l.name) from llmgw_core.lease l where l.holder = c.id and l.expires_at > clock_timestamp()) as leads,
+    c.catalog_file, c.catalog_digest,
+    case when c.catalog_error is not null then 'refused' when c.catalog_digest = f.digest then 'applied'
+         when c.catalog_digest is not null then 'differs' end as catalog,
+    case when c.catalog_error is not null then c.catalog_error
+         when c.catalog_digest <> f.digest then format('its %s (%s) is not what is applied, which is %s%s (%s) since %s by %s',
+            c.catalog_file, c.catalog_digest, f.file, ' of ' || f.hostname, f.digest, to_char(f.applied_at, 'YYYY-MM-DD HH24:MI:SSOF'), f.applied_by)
+         end as catalog_problem
+from llmgw_core.controller c left join llmgw.catalog_files f on f.applied
+order by c.started_at;
+comment on view llmgw.controllers is 'Control and router processes; alive = it holds its presence lock; leads = duties it holds. catalog tells of the catalog file in its configuration: applied (what it holds is in force), differs (another content is), refused (it cannot be applied); null without one.';
 
 create or replace view llmgw.leases as
 select l.name, l.term, l.holder, l.acquired_at, l.expires_at, l.expires_at > clock_timestamp() and llmgw_core.present(l.holder) as held

@@ -40,6 +40,28 @@ select
                                  where a.datname = current_database() and a.pid <> pg_backend_pid()))) as database;
 comment on view llmgw.summary is 'The fleet at a glance, one row: llmgwctl status.';
 
+create or replace view llmgw.doctor as
+select c.node_id as node, c.name, c.result, c.evidence, c.remedy, c."position", c.at
+from llmgw_core.node_check c
+union all
+select n.id, 'agent', case s.state when 'lost' then 'fail' when 'unreachable' then 'fail' else 'pass' end,
+    case when b.seen_at is null then 'its agent has not been seen yet' else format('last seen %s s ago, version %s',
+        round(extract(epoch from clock_timestamp() - b.seen_at)), coalesce(n.agent_version, 'unknown')) end,
+    case when s.state in ('lost', 'unreachable') then 'Look at the agent on the node: systemctl status llmgw-agent, and its log.' end, 0, b.seen_at
+from llmgw_core.node n join llmgw_core.node_state s on s.node_id = n.id left join llmgw_core.beat b on b.node_id = n.id
+union all
+select b.node_id, 'clock', case when abs(b.clock_skew_s) > 5 then 'fail' when abs(b.clock_skew_s) > 1 then 'warn' else 'pass' end,
+    format('%s s off the database''s clock', round(b.clock_skew_s::numeric, 2)),
+    case when abs(b.clock_skew_s) > 1 then 'Start a time service on the node: chronyd or systemd-timesyncd.' end, 1, b.seen_at
+from llmgw_core.beat b where b.clock_skew_s is not null
+union all
+select format('controller %s/%s', c.hostname, c.pid), 'catalog', case c.catalog when 'applied' then 'pass' when 'differs' then 'warn' else 'fail' end,
+    coalesce(c.catalog_problem, format('%s (%s) is applied', c.catalog_file, c.catalog_digest)),
+    case c.catalog when 'differs' then 'Make the files of all controllers the same; SIGHUP to a controller applies its own.'
+                   when 'refused' then 'Correct the file and send this controller a SIGHUP.' end, 0, c.started_at
+from llmgw.controllers c where c.alive and c.catalog is not null;
+comment on view llmgw.doctor is 'Checks of every node: what its agent found of itself, and what only the database knows (silence, clock); and of controllers, whose node is ''controller HOST/PID'': whether their catalog file is the one that is applied. result: pass, warn or fail; remedy says what to do.';
+
 create or replace view llmgw.trouble as
 select 'node ' || state as what, node_id as object, state_reason as why from llmgw_core.node_state where state in ('unreachable', 'lost')
 union all select 'gpu unhealthy', node || ' gpu ' || coalesce(index::text, uuid), array_to_string(problems, '; ') from llmgw.gpus where not healthy
@@ -57,6 +79,8 @@ union all select 'models take turns', d.model, format('%s of its replicas made r
     from llmgw_core.decision d where d.at > clock_timestamp() - interval '10 min' and d.kind = 'move' and d.detail->>'room_for' is not null
     group by d.model having count(*) > 3
 union all select 'nobody leads', 'duty ' || name, 'no live controller holds the lease' from llmgw.leases where not held
+union all select 'catalog ' || catalog, 'controller ' || hostname || '/' || pid, catalog_problem from llmgw.controllers
+    where alive and catalog <> 'applied'
 union all select 'idle in transaction', application_name || ' pid ' || pid, (clock_timestamp() - state_change)::text from pg_stat_activity
     where state like 'idle in tr%' and clock_timestamp() - state_change > interval '5 s'
 union all select 'notify queue filling', current_database(), round(100 * pg_notification_queue_usage()) || ' %' where pg_notification_queue_usage() > 0.01

@@ -114,7 +114,7 @@ def view_rows(db: psycopg.Connection, view: str, order: str) -> list[dict[str, A
 
 def without_ages(value: Any) -> Any:
     """The same without figures that grow while one looks."""
-    ages = ("last_seen_ago", "age_seconds", "idle_seconds")
+    ages = ("last_seen_ago", "seen_ago", "age_seconds", "idle_seconds")
     if isinstance(value, dict):
         return {k: without_ages(v) for k, v in value.items() if k not in ages}
     if isinstance(value, str) and value.startswith("silent for"):

@@ -16,14 +16,18 @@ LISTS = {
     "replicas": ("id", views.ReplicaView),
     "keys": ("created_at, id", views.KeyView),
     "weights": ("node, path", views.WeightView),
+    "prices": ("model, since desc", views.PriceView),
+    "controllers": ("started_at, id", views.ControllerView),
     "decisions": ("at desc, id desc", views.DecisionView),
 }
 
 
 @pytest.fixture
-async def full(fleet, api):
+async def full(fleet, api, pool):
+    join = "select llmgw_core.controller_join_v1(gen_random_uuid(), 'control', 'gw', 1, 'v')"
+    await pool.execute(join)
     await api.good("POST", "/models", TINY)
-    await api.good("POST", "/models", command("other", fallbacks=["tiny"]))
+    await api.good("POST", "/models", command("other", fallbacks=["tiny"], prices={"prompt": 0}))
     await api.good("POST", "/keys", {"name": "k1", "models": ["small"], "expires": "90d"})
     await api.good("POST", "/keys", {"name": "k2"})
     return api

@@ -23,7 +23,7 @@ async def history(pool, model="tiny"):
     return [tuple(row.values()) for row in rows]
 
 
-async def test_B07_unpriced_is_absent_and_zero_is_a_price(api, pool):
+async def test_unpriced_is_absent_and_zero_is_a_price(api, pool):
     await api.good("POST", "/models", command("plain"))
     await api.good("POST", "/models", CHARGED)
     shown = {m["name"]: m.get("prices") for m in await api.good("GET", "/models")}

@@ -115,6 +115,32 @@ async def test_psql_shows_the_same_rows_as_json(ctl, database, tmp_path):
             assert shown, name
 
 
+async def test_controllers(bare, database):
+    assert await bare.good("controllers") == "No controllers.\n"
+    with database.connect() as db:
+        (number,) = db.execute(
+            "select llmgw_core.controller_join_v1(gen_random_uuid(), 'control', 'gw-1', 7, '1.0')"
+        ).fetchone()
+        db.execute("select pg_advisory_lock(7719, %s)", (number,))
+        db.execute(
+            "select llmgw_core.catalog_told_v1(c.id, '/c.toml', null, 'no such field')"
+            " from llmgw_core.controller c"
+        )
+        head, row, problem = (await bare.good("controllers")).splitlines()
+        assert head.split()[:4] == ["CONTROLLER", "ROLE", "STATE", "LEADS"]
+        assert row.split()[:3] == ["gw-1/7", "control", "alive"]
+        assert row.split()[-1] == "refused"
+        assert problem == "gw-1/7: no such field"
+        done = await bare("doctor")
+        assert done.code == 1
+        assert "controller gw-1/7 catalog: Correct the file" in done.out
+        assert done.out.endswith("0 nodes, 1 controller: 0 passed, 0 warn, 1 failed\n")
+    shown = json.loads(await bare.good("controllers", "--json"))
+    assert [c["catalog_problem"] for c in shown] == ["no such field"]
+    assert not shown[0]["alive"]
+    assert "No checks have been reported." in await bare.good("doctor")
+
+
 async def test_long_lists_come_whole(bare, database):
     with database.connect() as db:
         db.execute(

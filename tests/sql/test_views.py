@@ -25,6 +25,9 @@ def lived_in(fleet):
     fleet.apply(pools=[{"name": "all", "labels": {"rack": ["r1"]}}])
     fleet.model("m", {"pool": "all"}, aliases=["alias"], description="a model")
     fleet.model("other", fallbacks=["m"], prices={"prompt": 1})
+    fleet.controller.execute(
+        "select llmgw_core.catalog_offer_v1(gen_random_uuid(), 'h', 'me', '/c.toml', 'd', false)"
+    )
     nodes = [fleet.node(name, gpus=2) for name in ("n1", "n2")]
     replica, _ = fleet.running("m", nodes[0], 0)
     for node in nodes:
