@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from controller.api.views import PLAIN_NAMES, Answer
 
 
@@ -111,17 +113,28 @@ class Revoked(Answer):
     revoked: str
 
 
+class DifferenceView(Answer):
+    """One field of a changed object; absent: not set."""
+
+    field: str
+    was: Any = None
+    now: Any = None
+
+
 class Added(Answer):
     """A model that is in the catalog now; action is added, changed or unchanged."""
 
     added: str
     action: str
+    differences: list[DifferenceView] | None = None
+    notes: list[str] | None = None
 
 
 class Removed(Answer):
-    """A model that is in the catalog no more."""
+    """A model that is in the catalog no more, and its replicas, which drain and go."""
 
     removed: str
+    replicas: list[int] | None = None
 
 
 class Scaled(Answer):
@@ -149,14 +162,16 @@ class ChangeView(Answer):
     action: str
     kind: str
     name: str
+    differences: list[DifferenceView] | None = None
 
 
 class Applied(Answer):
-    """What a catalog changed, or would."""
+    """What a catalog changed, or would, and what follows for replicas."""
 
     file: str
     dry_run: bool
     changes: list[ChangeView]
+    notes: list[str] | None = None
 
 
 class FreedPath(Answer):

@@ -6,12 +6,13 @@ Pure: what else is there comes in as `Known`. The database refuses the same; her
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from controller.catalog.faults import CatalogError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from controller.catalog.definition import Catalog, Model
 
@@ -24,6 +25,8 @@ class Known:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """alias -> its model"""
     pools: frozenset[str] = frozenset()
+    fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """model -> the models that answer instead"""
 
 
 def check(catalog: Catalog, known: Known) -> None:
@@ -54,6 +57,19 @@ def check(catalog: Catalog, known: Known) -> None:
     for model in catalog.models:
         _fallbacks(model, names, owners)
         _pools(model, pools)
+
+
+def circle(catalog: Catalog, known: Known) -> list[str]:
+    """Models whose fallbacks lead back to the first, which stands at the end too; empty if none.
+
+    No fault: two models may stand in for each other. A request tries each once.
+    """
+    graph = {**known.fallbacks, **{model.name: model.fallbacks for model in catalog.models}}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))  # it names who comes before whom
+    return []
 
 
 def _fallbacks(model: Model, names: frozenset[str], owners: Mapping[str, str]) -> None:

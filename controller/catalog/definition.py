@@ -17,6 +17,10 @@ from pydantic import Field, field_validator, model_validator
 from controller.catalog.profile import Profile, Strict
 from controller.catalog.units import Seconds  # noqa: TC001 - pydantic needs it at run time
 
+UNSEEN: Final = ("Cc", "Cf", "Cs")
+"""Kinds of characters that show nothing, or turn the direction of a line."""
+JOINER: Final = "\u200d"
+"""Puts emoji together, and is seen by that."""
 POOL_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,62}"
 SOURCES: Final = (
     "hf:org/repo[@revision][/file], s3:bucket/key-or-prefix[#sha256=HEX], file:/path or "
@@ -35,10 +39,15 @@ def served_name(value: str) -> str:
     """A name that clients may ask for: any script, but nothing that URLs or terminals trip over."""
     if not 1 <= len(value) <= 200:
         raise ValueError("a name has 1 to 200 characters")
-    odd = (c for c in value if c.isspace() or unicodedata.category(c) in ("Cc", "Cs"))
+    odd = (c for c in value if c.isspace() or (unicodedata.category(c) in UNSEEN and c != JOINER))
     if (character := next(odd, None)) is not None:
         raise ValueError(
-            f"the name {value!r} has {character!r}: use no spaces or control characters"
+            f"the name {value!r} has {character!r}: use no spaces, control or invisible characters"
+        )
+    if not unicodedata.is_normalized("NFC", value):
+        raise ValueError(
+            f"the name {value!r} has letters put together of parts, so that another name looks the "
+            f"same: write {unicodedata.normalize('NFC', value)!r} (Unicode NFC)"
         )
     if any(part in ("", ".", "..") for part in value.split("/")):
         raise ValueError(f"the name {value!r} has an empty or dot part, which URLs drop")
@@ -118,7 +127,8 @@ class Model(Strict):
         0, ge=-1000, le=1000, description="of models that compete for cards the higher goes first"
     )
     fallbacks: list[str] = Field(
-        default_factory=list, description="models that answer instead, in order"
+        default_factory=list,
+        description="models that answer instead, in order; a request tries each at most once",
     )
     prices: Prices | None = Field(None, description="of its tokens; absent: unpriced")
     profiles: list[Profile] = Field(description="ways to run it, first choice first")

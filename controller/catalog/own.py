@@ -73,7 +73,7 @@ class OwnFile:
             file = str(await trio.Path(path).absolute())
             catalog = await trio.to_thread.run_sync(read_file, path)
             digest = catalog.digest
-            changes = await offer(
+            written = await offer(
                 self.pool, catalog, file, self.controller, self.hostname, told=self.told
             )
         except (DatabaseAway, Conflict):
@@ -83,13 +83,13 @@ class OwnFile:
             await self._tell(file, digest, str(error))
             return
         self._said = (file, digest, None)
-        if changes is None:
+        if written is None:
             log.warning(
                 "another catalog file is in force", file=file, digest=digest,
                 next="llmgwctl controllers tells which; SIGHUP applies this one",
             )  # fmt: skip
             return
-        news = [f"{c.action} {c.kind} {c.name}" for c in changes if c.action != "unchanged"]
+        news = [f"{c.action} {c.kind} {c.name}" for c in written.changes if c.action != "unchanged"]
         log.info("catalog applied", file=file, changes=news)
 
     async def _tell(self, file: str | None, digest: str | None, error: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from controller.catalog.faults import nearest
 from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic needs it at run time
 
 ENGINES: Final = ("llamacpp", "vllm", "sglang", "command")
@@ -104,7 +105,7 @@ class Profile(Strict):
     @classmethod
     def _known_engine(cls, value: str) -> str:
         if value not in ENGINES:
-            raise ValueError(f"there is no engine {value!r}: there are {', '.join(ENGINES)}")
+            raise ValueError(f"there is no engine {value!r}: {nearest(value, ENGINES, 'engine')}")
         return value
 
     @field_validator("arch")

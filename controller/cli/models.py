@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import orjson
 
 from controller.cli.client import part
 from controller.cli.failures import Failure
@@ -83,7 +84,8 @@ def add(session: Session, file: str) -> None:
             raise Failure(f"{file} is a whole catalog: use llmgwctl apply -f {file}")
         document = document["models"][0]
     done = session.client.post("/models", document)
-    session.out.show(done, lambda: f"Model {done['added']}: {done['action']}.")
+    said = f"Model {done['added']}: {done['action']}."
+    session.out.show(done, lambda: lines(said, *_details(done["added"], done), *_notes(done)))
 
 
 @model.command()
@@ -92,7 +94,9 @@ def add(session: Session, file: str) -> None:
 def remove(session: Session, name: str) -> None:
     """Remove a model; its replicas finish what they do and stop."""
     done = session.client.delete(f"/models/{part(name)}")
-    session.out.show(done, lambda: f"Model {name} is removed; its replicas drain.")
+    left = done.get("replicas")
+    follows = f"its replicas {joined(left)} drain and go" if left else "it had no replicas"
+    session.out.show(done, lambda: f"Model {name} is removed; {follows}.")
 
 
 @click.command()
@@ -141,10 +145,30 @@ def _applied(session: Session, done: dict[str, Any]) -> str:
     news = [c for c in done["changes"] if c["action"] != "unchanged"]
     same = len(done["changes"]) - len(news)
     end = f"{same} unchanged." + (" Dry run: nothing was kept." if done["dry_run"] else "")
-    if not news:
-        return end
     rows = ((c["action"], c["kind"], c["name"]) for c in news)
-    return lines(session.out.table(("CHANGE", "KIND", "NAME"), rows), end)
+    return lines(
+        session.out.table(("CHANGE", "KIND", "NAME"), rows) if news else "",
+        *(line for c in news for line in _details(f"{c['kind']} {c['name']}", c)),
+        *_notes(done),
+        end,
+    )
+
+
+def _details(name: str, change: dict[str, Any]) -> list[str]:
+    """A line for each field that differs; of fingerprints the notes tell what follows."""
+    return [
+        f"{name}: {d['field']}: {_value(d.get('was'))} -> {_value(d.get('now'))}"
+        for d in change.get("differences", [])
+        if not d["field"].endswith(".fingerprint")
+    ]
+
+
+def _value(value: Any) -> str:
+    return "-" if value is None else orjson.dumps(value).decode()
+
+
+def _notes(done: dict[str, Any]) -> list[str]:
+    return [f"note: {note}" for note in done.get("notes", [])]
 
 
 def read_document(file: str) -> dict[str, Any]:

@@ -184,6 +184,10 @@ select llmgw.node_revoke_v1($1::text, $2::text);
 -- Takes a model out of the catalog.
 select llmgw.model_remove_v1($1::text, $2::text);
 
+-- name: model_replicas
+-- Replicas of a model that are not gone.
+select array_agg(r.id order by r.id) from llmgw_core.replica r where r.model = $1::text and r.state <> 'gone';
+
 -- name: scale
 -- How many replicas a model has; answers what is in force.
 select llmgw.scale_v1($1::text, $2::text, $3::int, $4::int, $5::double precision);

@@ -6,6 +6,7 @@ select pg_advisory_xact_lock(7720, 2);
 -- What is declared, for the checks between objects.
 select jsonb_build_object(
     'models', (select coalesce(jsonb_agg(jsonb_build_object('name', m.name, 'origin', m.origin, 'origin_file', m.origin_file,
+        'fallbacks', (select coalesce(jsonb_agg(f.fallback order by f.position), '[]') from llmgw_core.fallback f where f.model = m.name),
         'aliases', (select coalesce(jsonb_agg(a.name), '[]') from llmgw_core.model_name a where a.model = m.name and a.is_alias))), '[]')
         from llmgw_core.model m),
     'pools', (select coalesce(jsonb_agg(jsonb_build_object('name', p.name, 'origin', p.origin, 'origin_file', p.origin_file)), '[]')
@@ -26,3 +27,17 @@ select llmgw_core.catalog_offer_v1($1::uuid, $2::text, $3::text, $4::text, $5::t
 -- name: told
 -- A controller's own file, and what is wrong with it.
 select llmgw_core.catalog_told_v1($1::uuid, $2::text, $3::text, $4::text);
+
+-- name: documents
+-- Models and pools of these names as documents, for telling what differs.
+select jsonb_build_object(
+    'model', (select coalesce(jsonb_object_agg(m.name, llmgw_core.model_doc(m.name)), '{}') from llmgw_core.model m where m.name = any ($1::text[])),
+    'pool', (select coalesce(jsonb_object_agg(p.name, jsonb_build_object('labels', p.labels)), '{}') from llmgw_core.pool p where p.name = any ($2::text[])));
+
+-- name: replicas
+-- Replicas of these models that are to go, or run an older profile.
+select r.model, m.name is null as removed, string_agg(r.id::text, ', ' order by r.id) as ids
+from llmgw_core.replica r left join llmgw_core.model m on m.name = r.model
+left join llmgw_core.profile p on p.model = r.model and p.name = r.profile
+where r.model = any ($1::text[]) and r.state <> 'gone' and (m.name is null or r.fingerprint <> coalesce(p.fingerprint, ''))
+group by r.model, m.name order by r.model;

@@ -105,9 +105,15 @@ FAULTS = [
     (with_model(idle_timeout="5 minutes"), "idle_timeout: '5 minutes' is not a duration"),
     (with_profile(memory=5), "memory: 5 is not a size"),
     (
-        with_profile(engine="ollama"),
-        "engine: there is no engine 'ollama': there are llamacpp, vllm, sglang, command",
+        with_profile(engine="tensorrt"),
+        "engine: there is no engine 'tensorrt': the engines are llamacpp, vllm, sglang, command",
     ),
+    (with_profile(engine="vlm"), "there is no engine 'vlm': did you mean 'vllm'?"),
+    (with_profile(fabric="nvlink"), "must be 'nvlink-domain', 'fabric' or 'any', not 'nvlink'"),
+    (with_model(fallbacks=["tny"]), "no model tny to fall back to: did you mean 'tiny'?"),
+    (with_model(name="a\u200bb"), "has '\\u200b': use no spaces, control or invisible characters"),
+    (with_model(name="a\u202eb"), "invisible characters"),
+    (with_model(name="cafe\u0301"), "another name looks the same: write 'caf\u00e9'"),
     (with_profile(engine="command"), "engine command needs a command"),
     (with_profile(command=["x"]), "command belongs to engine command"),
     (
@@ -146,6 +152,10 @@ FAULTS = [
     (
         {"models": [TINY, command("b", aliases=["tiny"])]},
         "model b: the alias tiny is the name of model tiny",
+    ),
+    (
+        {"models": [command("a", aliases=["b"]), command("b", aliases=["a"])]},
+        "model a: the alias b is the name of model b",
     ),
     (
         {"models": [TINY, command("b", aliases=["small"])]},
@@ -205,13 +215,13 @@ def test_fingerprint_moves_with_what_matters_only(file):
 async def changes(pool, document, **more):
     given = {"origin": "file", "file": "/c.toml", "prune": True} | more
     done = await apply(pool, parse(document, "c"), "me", **given)
-    return {(c.kind, c.name): c.action for c in done}
+    return {(c.kind, c.name): c.action for c in done.changes}
 
 
 async def test_a_file_twice_changes_nothing(pool, file):
-    first = await apply_file(pool, file, "me")
+    first = (await apply_file(pool, file, "me")).changes
     assert {c.action for c in first} == {"added"}
-    again = await apply_file(pool, file, "me")
+    again = (await apply_file(pool, file, "me")).changes
     assert {(c.kind, c.name, c.action) for c in again} == {
         ("pool", "cpu", "unchanged"),
         ("model", "tiny", "unchanged"),
@@ -230,7 +240,8 @@ async def test_a_file_twice_changes_nothing(pool, file):
 
 
 async def test_dry_run_shows_and_keeps_nothing(pool, file):
-    assert {c.action for c in await apply_file(pool, file, "me", dry_run=True)} == {"added"}
+    dry = await apply_file(pool, file, "me", dry_run=True)
+    assert {c.action for c in dry.changes} == {"added"}
     assert (
         await pool.fetch("select 1 from llmgw.models union all select 1 from llmgw_core.audit")
         == []

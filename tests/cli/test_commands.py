@@ -94,7 +94,7 @@ async def test_models_replicas_and_explanation(ctl, tmp_path):
     )
     assert (
         await ctl.good("model", "remove", "other")
-        == "Model other is removed; its replicas drain.\n"
+        == "Model other is removed; it had no replicas.\n"
     )
     assert (await ctl.good("decisions", "--since", "1h")).splitlines()[1].split()[1:3] == [
         "attempt",
