@@ -1,11 +1,11 @@
-"""Prices and catalog files: applies sql/migrations/0007_catalog.sql."""
+"""Prices and catalog files: applies sql/migrations/0008_catalog.sql."""
 
 from __future__ import annotations
 
 from sql.revision import apply
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 
 
 def upgrade() -> None:
