@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+HIDDEN: Final = "(not shown)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,21 @@ def _between(prefix: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Ite
             continue
         if field == "profiles":
             yield from _profiles(before or [], after or [])
+        elif field == "env":
+            yield from _variables(f"{prefix}env.", before or {}, after or {})
         else:
             yield Difference(prefix + field, before, after)
+
+
+def _variables(prefix: str, was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
+    """Values may be secrets: only that they differ is told."""
+    for name in sorted({*was, *now}):
+        if was.get(name) != now.get(name):
+            yield Difference(
+                prefix + name,
+                HIDDEN if name in was else None,
+                HIDDEN if name in now else None,
+            )
 
 
 def _profiles(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[Difference]:
