@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg import sql as psql
 
 from sql import embedded, logins, migrate
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 TEMPLATE = "llmgw_template"
 PASSWORD = "test-only"
 numbers = itertools.count(1)
+
+# How fast an example was says how busy the machine is, and nothing of ours.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @dataclass(frozen=True, slots=True)
