@@ -77,7 +77,10 @@ class AgentSettings(BaseModel):
     mgmt_addr: str | None = Field(
         None, description="where routers reach engines; the address towards the database"
     )
-    labels: dict[str, str] = Field(default_factory=dict, description="what pools select nodes by")
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="what pools select nodes by; zone and rack also spread replicas",
+    )
     ports: tuple[int, int] = Field(
         (20000, 20999), description="first and last port that engines may be given, as 20000-20999"
     )

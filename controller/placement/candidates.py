@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from controller.placement import filters, score
+from controller.placement.apart import Hosts, home
 from controller.placement.place import OCCUPYING
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ def candidates(snapshot: Snapshot, model: Model) -> list[Candidate]:
 
     For a replica over several nodes: the nodes that could take a shard, each by itself.
     """
-    hosts: dict[str, int] = {}
+    homes = {node.id: home(node) for node in snapshot.nodes}
+    hosts = Hosts(homes, frozenset(homes.values()))
     for replica in snapshot.replicas:
         if replica.model == model.name and replica.state in OCCUPYING:
-            for node_id in {shard.node_id for shard in replica.shards}:
-                hosts[node_id] = hosts.get(node_id, 0) + 1
+            hosts.add(shard.node_id for shard in replica.shards)
     liking = score.Liking(model.source, hosts)
     for profile in model.profiles:
         found = [

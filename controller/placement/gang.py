@@ -2,8 +2,9 @@
 
 Nodes that pass all filters are put together by what connects them (`fabric.py`) and by kind: the
 shards of one replica have cards of one class and one version of the engine. The best group wins:
-the best transport, then the fewest nodes left over (a gang of 4 takes a domain of 4 and leaves one
-of 18 whole), then points, then the seed. Called by `place.Planner`.
+the best transport, then the NVLink domain with the fewest replicas of the model, then the fewest
+nodes left over (a gang of 4 takes a domain of 4 and leaves one of 18 whole), then points, then the
+seed. Called by `place.Planner`.
 """
 
 from __future__ import annotations
@@ -51,15 +52,16 @@ class Gangs:
     def best(self, profile: Profile, demands: Sequence[Demand], liking: Liking) -> Gang | None:
         """The best group's best nodes, or None; ``demands`` are the profile's, one for each class.
 
-        Only groups that tie for transport and nodes left over have their points counted.
+        Only groups that tie for transport, replicas of the model there and nodes left over have
+        their points counted.
         """
         count = profile.shards
-        fit: dict[tuple[int, int], list[tuple[Group, str | None, list[Entry]]]] = {}
+        fit: dict[tuple[int, int, int], list[tuple[Group, str | None, list[Entry]]]] = {}
         for class_, table in self._by_kind(demands):
             for number, entries in table.items():
                 if len(entries) >= count:
                     group = self._fabrics.groups[number]
-                    key = (group.rank, len(entries) - count)
+                    key = (group.rank, _together(group, liking), len(entries) - count)
                     fit.setdefault(key, []).append((group, class_, entries))
         if not fit:
             return None
@@ -145,6 +147,11 @@ class Unmet:
         return Reason(
             Code.GANG_TOO_SMALL, group.wanted(self.profile.shards), f"{there}{alike} {group.name}"
         )
+
+
+def _together(group: Group, liking: Liking) -> int:
+    """Replicas of the model that a failure of the group's NVLink domain would take along."""
+    return liking.hosts.in_domain(group.key) if group.transport == NVLINK else 0
 
 
 def master_port(node: Node, port: int, replica: Replica, seed: int) -> int:

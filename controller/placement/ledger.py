@@ -7,9 +7,11 @@ and not once per node: 5,000 nodes are a few dozen shapes. Made by `place.Planne
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from controller.placement.apart import home
 from controller.placement.cards import FOREIGN_NOISE_MIB, claimed_mib, foreign_mib
 from controller.placement.chance import draw, mixed
 from controller.placement.filters import CORES_SLACK, PORTS_OF_A_HEAD, free_ports
@@ -17,6 +19,8 @@ from controller.placement.model import Claim, Gpu, Node, PlacedShard, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from controller.placement.apart import Home
 
 Shape = int
 """Number of a kind of node: all that filters and the node's own part of the score can see of it."""
@@ -68,6 +72,10 @@ class Ledger:
         self.shapes: dict[str, Shape] = {}
         self.members: list[list[tuple[int, str]]] = []
         """By shape: (tie, node id), lowest tie first, so that among equals the seed decides."""
+        self.homes: dict[str, Home] = {}
+        """The failure domains of each node; the plan does not change them."""
+        self.housed: list[Counter[Home]] = []
+        """By shape: how many of its nodes are in the same failure domains."""
         self.examples: list[Node] = []
         """By shape: the first node that had it. Shapes are only ever added, the newest last."""
         self._known: dict[tuple[object, ...], Shape] = {}
@@ -118,15 +126,18 @@ class Ledger:
         left = self.members[self.shapes[old.id]]
         del left[bisect_left(left, entry)]
         self.prints[self.shapes[old.id]] -= self._prints[old.id]
+        self.housed[self.shapes[old.id]][self.homes[old.id]] -= 1
         self.nodes[new.id] = new
         self._present = None
         self.taken.append(new.id)
         self.shapes[new.id] = self._shape(new)
         self.prints[self.shapes[new.id]] += self._prints[new.id]
+        self.housed[self.shapes[new.id]][self.homes[new.id]] += 1
         insort(self.members[self.shapes[new.id]], entry)
 
     def _admit(self, node: Node) -> None:
         try:
+            self.homes[node.id] = home(node)
             self.shapes[node.id] = self._shape(node)
         except (TypeError, ValueError, AttributeError) as exc:  # one bad row stops no other (D10)
             del self.nodes[node.id]
@@ -136,6 +147,7 @@ class Ledger:
             return
         self.members[self.shapes[node.id]].append((self._ties[node.id], node.id))
         self.prints[self.shapes[node.id]] += self._prints[node.id]
+        self.housed[self.shapes[node.id]][self.homes[node.id]] += 1
 
     def _shape(self, node: Node) -> Shape:
         facts = self._facts(node)
@@ -144,6 +156,7 @@ class Ledger:
             self.examples.append(node)
             self.members.append([])
             self.prints.append(0)
+            self.housed.append(Counter())
         return shape
 
     def _facts(self, node: Node) -> tuple[object, ...]:

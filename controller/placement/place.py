@@ -7,12 +7,14 @@ never get the same card. Called by `reconcile/decide.py`; knows nothing of state
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from controller.placement import filters, score
+from controller.placement.apart import Hosts
 from controller.placement.chosen import Chosen
 from controller.placement.gang import Gang, Gangs
 from controller.placement.ledger import Ledger, Shape
@@ -82,10 +84,12 @@ class Planner:
         self._seed = seed
         self._demands: dict[tuple[object, ...], Demand] = {}
         self._holders = self._find_holders({model.source for model in wanted})
-        self._hosts: dict[str, dict[str, int]] = {model.name: {} for model in wanted}
+        homes = self.ledger.homes
+        kinds = frozenset(homes.values())
+        self._hosts = {model.name: Hosts(homes, kinds) for model in wanted}
         for replica in replicas:
             if replica.state in OCCUPYING and replica.model in self._hosts:
-                self._count(replica.model, {shard.node_id for shard in replica.shards})
+                self._hosts[replica.model].add(shard.node_id for shard in replica.shards)
 
     @property
     def evaluations(self) -> int:
@@ -110,7 +114,7 @@ class Planner:
                 found = Chosen(model, profile, replica, nodes, group, self._seed).place(liking)
                 for shard in found.shards:
                     self.ledger.take(shard, model.name)
-                self._count(model.name, {node.id for node in nodes})
+                self._hosts[model.name].add(node.id for node in nodes)
                 return found, Refusals(model.name, refused)
             refused.append(self._refused(profile))
         return None, Refusals(model.name, refused)
@@ -170,15 +174,25 @@ class Planner:
         """The best holder of the weights and the best other node of a shape, and few others."""
         ledger = self.ledger
         of_shape = ((t, n) for t, n in holders if ledger.shapes[n] == shape)
+        plenty = score.SPREAD + self._apart(shape, liking.hosts)
         for members, enough in (
-            (of_shape, score.SPREAD + score.WEIGHTS),
-            (iter(ledger.members[shape]), score.SPREAD),
+            (of_shape, plenty + score.WEIGHTS),
+            (iter(ledger.members[shape]), plenty),
         ):
             for tie, node_id in members:
                 bonus = liking.bonus(ledger.nodes[node_id])
                 yield tie, node_id, bonus
                 if bonus >= enough:
                     break
+
+    def _apart(self, shape: Shape, hosts: Hosts) -> float:
+        """The most that a node of the shape without a replica of the model has for being apart."""
+        if not hosts.shares:
+            return 0.0
+        ledger = self.ledger
+        ours = Counter(ledger.homes[id_] for id_ in hosts.on if ledger.shapes.get(id_) == shape)
+        there = ledger.housed[shape]
+        return hosts.best(home for home, count in there.items() if count > ours[home])
 
     def _find_holders(self, sources: AbstractSet[str]) -> dict[str, list[tuple[int, str]]]:
         found: dict[str, list[tuple[int, str]]] = {}
@@ -188,11 +202,6 @@ class Planner:
         for holders in found.values():
             holders.sort()
         return found
-
-    def _count(self, model: str, node_ids: Iterable[str]) -> None:
-        hosts = self._hosts[model]
-        for node_id in node_ids:
-            hosts[node_id] = hosts.get(node_id, 0) + 1
 
 
 def _asks_for(profile: Profile) -> tuple[object, ...]:

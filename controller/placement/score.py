@@ -6,16 +6,16 @@ the model: its weights, its other replicas, its failures. All parts are points a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from controller.placement.filters import must_install
 from controller.placement.nearness import closeness, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
+    from controller.placement.apart import Hosts
     from controller.placement.model import Node, Profile
 
 SPREAD: Final = 300.0
@@ -32,8 +32,9 @@ INSTALL: Final = -45.0
 """A node that must install the engine first takes minutes and may fail: more than a download."""
 NEAR: Final = 8.0
 """Cards of one NVLink island work together at several times the speed of PCIe."""
-ELSEWHERE: Final = -60.0
-"""After repeated failures on a node, another one is worth even a download."""
+ELSEWHERE: Final = -140.0
+"""After repeated failures on a node, another one is worth a download or a failure domain that is
+shared (`apart.SHARED`, 130 at first), but not two replicas on one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Liking:
     """What a replica's model makes of nodes: holders of its weights, hosts of its replicas."""
 
     source: str
-    hosts: Mapping[str, int] = field(default_factory=dict)
-    """Node -> live replicas of the model, those of this plan included."""
+    hosts: Hosts
+    """Where live replicas of the model are, those of this plan included."""
     avoid: AbstractSet[str] = frozenset()
     """Nodes where this replica failed again and again."""
     held: bool = True
@@ -51,18 +52,18 @@ class Liking:
     @property
     def most(self) -> float:
         """No node has more points that depend on the model."""
-        return SPREAD + (WEIGHTS if self.held else 0.0)
+        return SPREAD + self.hosts.most + (WEIGHTS if self.held else 0.0)
 
     def bonus(self, node: Node) -> float:
         """Points that depend on the model."""
-        points = SPREAD / (1 + self.hosts.get(node.id, 0))
+        points = SPREAD / (1 + self.hosts.on[node.id]) + self.hosts.points(node.id)
         if self.source in node.sources_on_disk:
             points += WEIGHTS
         return points + ELSEWHERE if node.id in self.avoid else points
 
     def parts(self, node: Node) -> dict[str, float]:
         """The same by name."""
-        found = {"spread": SPREAD / (1 + self.hosts.get(node.id, 0))}
+        found = {"spread": SPREAD / (1 + self.hosts.on[node.id])} | self.hosts.parts(node.id)
         found["weights"] = WEIGHTS if self.source in node.sources_on_disk else 0.0
         if node.id in self.avoid:
             found["elsewhere"] = ELSEWHERE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import combinations
 
@@ -16,6 +17,7 @@ from controller.reconcile.decide import decide
 from tests.placement.made_fleet import GIB, gpu, model, node, profile, replica
 from tests.placement.simulated import Fleet
 
+LABELS = [{}, {"zone": "a"}, {"zone": "b", "rack": "1"}, {"zone": "a", "rack": "1"}, {"rack": "1"}]
 STATES = ["ready", "ready", "ready", "cordoned", "draining", "unreachable", "lost"]
 
 
@@ -62,7 +64,7 @@ def nodes(draw, at_least=0):
             gpus=draw(cards(name)),
             cpus=draw(st.sampled_from([4.0, 8.0, None])),
             memory_mib=draw(st.sampled_from([8 * GIB, 16 * GIB, None])),
-            labels=draw(st.sampled_from([{}, {"zone": "a"}, {"zone": "b"}])),
+            labels=draw(st.sampled_from(LABELS)),
             engines=draw(st.sampled_from([{"vllm": ("0.32.0",)}, {"vllm": ("",)}, None, {}])),
             provisions=draw(st.sampled_from([frozenset(), frozenset({"vllm"})])),
             engine_failures=draw(st.sampled_from([{}, {("vllm", "0.32.0"): "no luck"}])),
@@ -259,7 +261,7 @@ def test_nodes_of_one_shape_get_the_same_answer_and_the_best_node_wins(made, wan
     demands = [Demand(p, ledger) for m in wants.values() for p in m.profiles]
     for number in range(6):
         for wanted in wants.values():
-            before, hosts = dict(ledger.nodes), dict(planner._hosts[wanted.name])
+            before, hosts = dict(ledger.nodes), deepcopy(planner._hosts[wanted.name])
             place, _ = planner.place(wanted, replica(number, "pending", of=wanted.name))
             if place is not None and len(place.shards) == 1:
                 chosen = next(p for p in wanted.profiles if p.name == place.profile)
@@ -286,7 +288,7 @@ def test_what_a_plan_remembers_from_gang_to_gang_is_what_it_would_see_anew(made,
     for number in range(5):
         for wanted in wants.values():
             anew = Planner(planner.ledger.present(), wants.values(), [], seed)
-            anew._hosts = {name: dict(hosts) for name, hosts in planner._hosts.items()}
+            anew._hosts = deepcopy(planner._hosts)
             pending = replica(number, "pending", of=wanted.name)
             place, refused = planner.place(wanted, pending)
             other, others = anew.place(wanted, pending)
