@@ -118,6 +118,7 @@ def _imex(seen: Imex | None) -> dict[str, Any] | None:
         channels=seen.channels,
         has_major=seen.has_major,
         owner=seen.owner,
+        owners=list(seen.owners) or None,
         error=seen.error,
         nodes=[known(**asdict(node)) for node in seen.nodes] or None,
         not_connected=[list(pair) for pair in seen.connections[:MAX_PAIRS]] or None,

@@ -161,7 +161,7 @@ def _no_domain(node: Node) -> list[Reason]:
         found.append(Reason(Code.NVLINK_NOT_JOINED, "every card in one NVLink domain", have))
     # Without a domain and without IMEX the machine was never meant to be in one.
     if node.imex_ready is False or (node.nvlink_domain is not None and node.imex_ready is None):
-        have = "no IMEX" if node.imex_ready is None else "not READY, or no channel"
+        have = node.imex_reason or "no cause reported"
         found.append(Reason(Code.IMEX_NOT_READY, "IMEX READY with a channel", have))
     return found
 

@@ -89,7 +89,9 @@ class Node:
     """`<ClusterUUID>.<CliqueId>` when every card has joined; else `nvlink_reason` says why not."""
     nvlink_reason: str | None = None
     imex_ready: bool | None = None
-    """Whether IMEX is READY with a channel device; None without IMEX."""
+    """Whether IMEX is READY with a channel device and one owner; None without IMEX."""
+    imex_reason: str | None = None
+    """Why it is not, and what to do where the agent knows it."""
     fabrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Physical fabric -> active ports on it, as ``mlx5_0:1``."""
     declared: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -93,6 +93,7 @@ def _node(
         nvlink_domain=row["nvlink_domain"],
         nvlink_reason=row["nvlink_reason"],
         imex_ready=row["imex_ready"],
+        imex_reason=row["imex_reason"],
         fabrics={key: tuple(found["hcas"]) for key, found in (row["fabrics"] or {}).items()},
         declared={key: frozenset(found["names"]) for key, found in (row["fabrics"] or {}).items()},
     )

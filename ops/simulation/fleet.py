@@ -7,7 +7,8 @@ groups:
     cpus: 96
     memory_mib: 1048576
     engines: {vllm: "0.32.0"}
-    labels: {role: gpu}
+    labels: {role: gpu, rack: "r{rack}"}
+    rack: 18                   # nodes of one NVLink domain
 engines: {start_s: [0.2, 1.0], fail_share: 0.0}
 """
 
@@ -51,10 +52,21 @@ class Group(Strict):
     memory_mib: int = 65536
     engines: dict[str, str] = {"vllm": "0.32.0"}
     labels: dict[str, str] = {}
+    """``{rack}`` in a value is the number of the node's rack within the group."""
+    rack: int = Field(18, ge=0, le=1000)
+    """Nodes that share one NVLink domain and one IMEX service; 0: NVLink ends at the machine."""
+    joining: list[int] = []
+    """Numbers of nodes whose upper half of cards has not joined the domain yet."""
+    imex_twice: list[int] = []
+    """Numbers of nodes on which two things run IMEX (E17)."""
     arch: str = "x86_64"
     infiniband: int = Field(8, ge=0, le=64)
     ethernet: int = Field(4, ge=0, le=64)
     """Ports that carry RDMA."""
+    subnet_manager: str = Field("946dae03008aeb40", pattern="^[0-9a-f]{16}$")
+    """GUID: which InfiniBand fabric it is."""
+    network: str = "10.1.0.0/16"
+    """Of the ports that carry RDMA."""
     weights: int = Field(20, ge=0, le=2000)
     """Models on the filer that every node mounts."""
 
@@ -75,11 +87,9 @@ class Fleet(Strict):
 
     def nodes(self) -> list[SimNode]:
         """Every node, in order; raises ValueError when two have one name."""
+        every = ((at, n) for at, group in enumerate(self.groups) for n in range(group.count))
         found = [
-            SimNode(group.name.format(number), group, index)
-            for index, (group, number) in enumerate(
-                (group, number) for group in self.groups for number in range(group.count)
-            )
+            SimNode(self.groups[at], number, index, at) for index, (at, number) in enumerate(every)
         ]
         names = {node.name for node in found}
         if len(names) != len(found):
@@ -92,10 +102,16 @@ class Fleet(Strict):
 class SimNode:
     """One invented machine: its name, its address, its hardware."""
 
-    def __init__(self, name: str, group: Group, index: int) -> None:
-        self.name = name
+    def __init__(self, group: Group, number: int, index: int, at: int) -> None:
+        """The ``number``-th of the ``at``-th group, and the ``index``-th of all."""
+        self.name = group.name.format(number)
         self.group = group
+        self.number = number
         self.index = index
+        self.rack = number // (group.rack or 1)
+        # Like real ones: a domain is a cluster and a clique of it.
+        self.domain = (f"6b1e{at:04x}-0000-4000-8000-{self.rack:012x}", self.rack % 4)
+        self.labels = {k: v.replace("{rack}", str(self.rack)) for k, v in group.labels.items()}
         # Loopback holds 16 million addresses, so each node has its own and ports may repeat.
         self.address = f"127.{1 + index // 62500}.{index // 250 % 250}.{1 + index % 250}"
         self.ports = (20000, 20000 + PORTS_PER_NODE - 1)

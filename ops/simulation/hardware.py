@@ -9,7 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent import documents
-from agent.probes import card, cgroup, disks, domain, engines, found, host, ib, imex, pci, services
+from agent.probes import (
+    card,
+    cgroup,
+    disks,
+    domain,
+    engines,
+    found,
+    host,
+    ib,
+    imex,
+    imex_owner,
+    pci,
+    services,
+)
 from agent.probes.board import Layout
 from agent.probes.imex_ctl import ImexNode
 from agent.probes.inventory import ProbeConfig
@@ -19,11 +32,13 @@ if TYPE_CHECKING:
     from ops.simulation.fleet import SimNode
 
 DRIVER, CUDA = "580.95.05", "13.0"
-RACK = 18
-"""Nodes that share one NVLink domain and one IMEX service."""
 LINKS = 18
-SUBNET_MANAGER = "946dae03008aeb40"
-NETWORK = "10.1.0.0/16"
+OWNERS = (
+    imex_owner.Owner(
+        "systemd nvidia-imex.service", "`systemctl disable --now nvidia-imex.service`"
+    ),
+    imex_owner.Owner("process 4711 (nvidia-imex), started by the kubelet", "the ComputeDomain"),
+)
 _FLAGS = """
     fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush dts acpi mmx
     fxsr sse sse2 ss ht tm pbe syscall nx pdpe1gb rdtscp lm constant_tsc art arch_perfmon pebs bts
@@ -49,7 +64,7 @@ CHECKS = (
     ("imex", "READY, domain UP, 18 members, 2048 channels"),
     ("peer-access", "every pair of cards can read the other"),
     ("ports", "12 of 12 ports active"),
-    ("subnet-manager", f"8 ports see subnet manager {SUBNET_MANAGER}"),
+    ("subnet-manager", "8 ports see one subnet manager"),
     ("cpu", "AVX2 and AVX-512 on 192 CPUs"),
     ("memory", "2013 GiB usable, no limit of a control group"),
     ("disk", "1.0 TiB free below /var/lib/llmgw/weights"),
@@ -118,9 +133,7 @@ def gpu(node: SimNode, index: int) -> card.Gpu:
         persistence=True,
         ecc=card.Ecc(True, 0, 0, 0, 0),
         repair=card.Repair(0, 0, False, False),
-        fabric=card.Fabric(
-            "completed", "Success", domain_uuid(node), node.index // RACK % 4, "full", "healthy"
-        ),
+        fabric=_fabric(node, index),
         nvlinks=links,
         numa=index * 2 // kind.count,
         cpu_affinity="0-47,96-143" if index * 2 < kind.count else "48-95,144-191",
@@ -132,9 +145,12 @@ def gpu(node: SimNode, index: int) -> card.Gpu:
     )
 
 
-def domain_uuid(node: SimNode) -> str:
-    """The NVLink domain that a node's rack is."""
-    return f"6b1e0f2a-0000-4000-8000-{node.index // RACK:012x}"
+def _fabric(node: SimNode, index: int) -> card.Fabric:
+    assert node.group.gpus is not None
+    if node.number in node.group.joining and index * 2 >= node.group.gpus.count:
+        return card.Fabric("in_progress")
+    uuid, clique = node.domain if node.group.rack else (card.ZERO_UUID, 0)
+    return card.Fabric("completed", "Success", uuid, clique, "full", "healthy")
 
 
 def _port(node: SimNode, number: int) -> ib.IbPort:
@@ -157,20 +173,25 @@ def _port(node: SimNode, number: int) -> ib.IbPort:
         pci_bus_id=f"0000:{0x18 + 0x11 * (number % 8):02x}:00.{number // 8}",
         board="MT_0000000838",
         firmware="28.43.2026",
-        network=None if fast else NETWORK,
+        network=None if fast else node.group.network,
         fabric="compute" if fast else "storage",
-        sm_guid=SUBNET_MANAGER if fast else None,
+        sm_guid=node.group.subnet_manager if fast else None,
         errors={"link_downed": 1, "symbol_error": 3} if number == 0 else {},
     )
 
 
 def _imex(node: SimNode) -> imex.Imex:
-    first = node.index // RACK * RACK
+    first = node.index - node.number % node.group.rack
     members = tuple(
         ImexNode(at, f"10.0.{(first + at) // 250}.{1 + (first + at) % 250}", "READY", DRIVER)
-        for at in range(RACK)
+        for at in range(node.group.rack)
     )
-    return imex.Imex("READY", "UP", DRIVER, members, channels=2048, has_major=True, owner="systemd")
+    running = OWNERS[: 1 + (node.number in node.group.imex_twice)]
+    return imex.Imex(
+        "READY", "UP", DRIVER, members, channels=2048, has_major=True,
+        owner=" and ".join(owner.name for owner in running), error=imex_owner.conflict(running),
+        owners=tuple(owner.name for owner in running),
+    )  # fmt: skip
 
 
 def _space(node: SimNode) -> tuple[disks.Disk, ...]:
@@ -189,7 +210,9 @@ def look(node: SimNode, findings: dict[int, tuple[Finding, ...]], missing: set[s
     count = group.gpus.count if group.gpus else 0
     cards = tuple(c for c in (gpu(node, n) for n in range(count)) if c.uuid not in missing)
     memory = host.Memory(group.memory_mib, group.memory_mib * 9 // 10)
-    names = ("nvidia-fabricmanager", "nvidia-imex", "nvidia-persistenced") if count else ()
+    rack = bool(count and group.rack)
+    names = ("nvidia-fabricmanager", "nvidia-persistenced") if count else ()
+    names += ("nvidia-imex",) if rack else ()
     return found.Found(
         host=host.Host(
             node.name,
@@ -214,7 +237,7 @@ def look(node: SimNode, findings: dict[int, tuple[Finding, ...]], missing: set[s
         pci=pci.Pci(source="sysfs"),
         services={name: services.Service(name, "active", True) for name in names},
         domain=domain.verdict(cards),
-        imex=_imex(node) if count else None,
+        imex=_imex(node) if rack else None,
         ports=ib.Ports(tuple(_port(node, n) for n in range(len(nics(node))))),
         disks=_space(node),
         engines=tuple(
@@ -227,8 +250,7 @@ def look(node: SimNode, findings: dict[int, tuple[Finding, ...]], missing: set[s
 def slow(node: SimNode, seen: found.Found) -> dict[str, Any]:
     """All slow facts of a look by kind, but the weights."""
     first, last = node.ports
-    labels = node.group.labels
-    config = ProbeConfig(mgmt_addr=node.address, labels=labels, ports=(first, last))
+    config = ProbeConfig(mgmt_addr=node.address, labels=node.labels, ports=(first, last))
     return {
         "host": documents.host_document(seen, config) | {"agent_version": "simulated"},
         "gpus": documents.gpu_documents(seen),

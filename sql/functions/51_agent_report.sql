@@ -6,6 +6,20 @@ language sql immutable set search_path = llmgw_core, pg_temp as $$
 $$;
 comment on function llmgw_core.object_of(jsonb, int) is 'A reported object of at most so many bytes; null for anything else.';
 
+-- Not "set search_path": only so it becomes part of the queries that ask for 5,000 nodes.
+create or replace function llmgw_core.imex_fault(p_imex jsonb, p_channels int) returns text
+language sql immutable parallel safe as $$
+    select case
+        when p_imex is null then 'no IMEX service'
+        when p_imex->>'state' = 'READY' and p_channels > 0 and p_imex->'owners'->1 is null then null
+        else concat_ws('; ',
+            case when p_imex->>'state' is distinct from 'READY' then 'IMEX is ' || coalesce(p_imex->>'state', 'in an unknown state') end,
+            case when p_imex->'owners'->1 is not null then coalesce(left(p_imex->>'error', 500), 'IMEX has more than one owner')
+                 when p_imex->>'state' is distinct from 'READY' then left(p_imex->>'error', 500) end,
+            case when p_channels = 0 then 'no IMEX channel device' when p_channels is null then 'IMEX channels unknown' end) end
+$$;
+comment on function llmgw_core.imex_fault(jsonb, int) is 'Why cards of the node cannot share memory with those of others over IMEX, by what its agent reported; null when they can. Two owners of IMEX make jobs hang (E17).';
+
 create or replace function agent.report_host(p_token text, p_host jsonb) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare

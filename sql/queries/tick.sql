@@ -40,9 +40,10 @@ select n.id, n.intent as state, n.intent_reason as state_reason, n.alloc_gen, n.
     n.port_first, n.port_last, n.mgmt_addr, n.host_reported_at is not null as reported,
     c.cpus, c.memory_mib, c.ports, c.shards, c.models,
     case when n.nvlink_state = 'joined' then n.nvlink_domain end as nvlink_domain, n.nvlink_reason,
-    case when n.imex is not null then coalesce(n.imex->>'state' = 'READY' and n.imex_channels > 0, false) end as imex_ready,
+    case when n.imex is not null then i.fault is null end as imex_ready, i.fault as imex_reason,
     f.fabrics, d.free_mib as weights_free_mib, n.machine->'provision' as provisions
 from unnest($1::text[]) asked (id) join llmgw_core.node n on n.id = asked.id
+cross join lateral (select llmgw_core.imex_fault(n.imex, n.imex_channels) as fault) i
 cross join lateral (
     select sum(s.cpus) as cpus, sum(s.memory_mib)::bigint as memory_mib,
         array_remove(array_agg(s.port) || array_agg(s.master_port), null) as ports, count(*)::int as shards, array_agg(distinct r.model) as models

@@ -29,15 +29,15 @@ comment on view llmgw.fabrics is 'Physical fabrics (one per master subnet manage
 create or replace view llmgw.nvlink as
 with trays as (
     select n.id, n.nvlink_state, n.nvlink_domain, n.nvlink_reason, n.imex->>'state' as imex, n.imex_channels, s.state,
+        llmgw_core.imex_fault(n.imex, n.imex_channels) as imex_fault,
         (select count(*)::int from llmgw_core.gpu g where g.node_id = n.id and g.parent is null and g.missing_since is null) as gpus
     from llmgw_core.node n join llmgw_core.node_state s on s.node_id = n.id
     where n.nvlink_state not in ('none', 'unknown'))
 select coalesce(t.nvlink_domain, '') as domain, t.id as node, t.state as node_state, t.nvlink_state as state, t.gpus, t.imex, t.imex_channels,
-    t.nvlink_state = 'joined' and t.imex = 'READY' and coalesce(t.imex_channels, 0) > 0 and t.state = 'ready' as usable,
+    t.nvlink_state = 'joined' and t.imex_fault is null and t.state = 'ready' as usable,
     array_to_string(array_remove(array[
         case when t.nvlink_state <> 'joined' then coalesce(t.nvlink_reason, t.nvlink_state) end,
-        case when t.imex is null then 'no IMEX service' when t.imex <> 'READY' then 'IMEX is ' || t.imex end,
-        case when t.imex_channels = 0 then 'no IMEX channel device' when t.imex_channels is null then 'IMEX channels unknown' end,
+        t.imex_fault,
         case when t.state <> 'ready' then 'node is ' || t.state end], null), '; ') as why_not
 from trays t order by 1, 2;
 comment on view llmgw.nvlink is 'Nodes with multi-node NVLink by domain (ClusterUUID.CliqueId), and what keeps each one out of it. Nodes without any are not listed.';

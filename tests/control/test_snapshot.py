@@ -15,7 +15,8 @@ NODE = {
     "arch": "x86_64", "cpu_flags": ["avx2"], "cpus_effective": 8.0, "memory_effective_mib": 1024,
     "port_first": 20000, "port_last": 20009, "mgmt_addr": "10.0.0.1", "reported": True,
     "cpus": 2.0, "memory_mib": 100, "ports": [20001], "shards": 1, "models": ["m"],
-    "nvlink_domain": "u.1", "nvlink_reason": None, "imex_ready": True, "provisions": ["vllm"],
+    "nvlink_domain": "u.1", "nvlink_reason": None, "imex_ready": False,
+    "imex_reason": "two owners", "provisions": ["vllm"],
     "fabrics": {"ib:01": {"hcas": ["mlx5_0:1"], "names": ["a"]}},
     "weights_free_mib": 900,
 }  # fmt: skip
@@ -107,7 +108,8 @@ def test_every_field_finds_its_place():
     assert node.engine_failures == {("vllm", "3"): "no luck", ("sglang", "4"): "no space"}
     assert (node.engines, node.sources_on_disk) == ({"vllm": ("1", "2")}, {"hf:a/b"})
     assert node.mgmt_addr == "10.0.0.1"
-    assert (node.models, node.nvlink_domain, node.imex_ready) == ({"m"}, "u.1", True)
+    assert (node.models, node.nvlink_domain) == ({"m"}, "u.1")
+    assert (node.imex_ready, node.imex_reason) == (False, "two owners")
     assert (node.fabrics, node.declared) == ({"ib:01": ("mlx5_0:1",)}, {"ib:01": {"a"}})
     spec = {
         "engine": "vllm", "engine_version": "1", "args": ["-c"], "env": {"A": "B"},

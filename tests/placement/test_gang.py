@@ -88,8 +88,14 @@ def test_D13_with_one_tray_unjoined_the_explain_names_it_and_nothing_is_placed()
 def test_a_tray_needs_imex_and_hears_of_all_that_is_missing():
     fleet = rack(1, trays=2)
     fleet += [
-        node("silent", cards=4, nvlink_domain="rack-1.0", imex_ready=False),
-        node("without", cards=4, nvlink_domain="rack-1.0"),
+        node(
+            "silent",
+            cards=4,
+            nvlink_domain="rack-1.0",
+            imex_ready=False,
+            imex_reason="IMEX is DOWN",
+        ),
+        node("without", cards=4, nvlink_domain="rack-1.0", imex_reason="no IMEX service"),
         node("neither", cards=4, imex_ready=False, state="cordoned"),
         node("other", cards=4),
     ]
@@ -97,11 +103,11 @@ def test_a_tray_needs_imex_and_hears_of_all_that_is_missing():
     assert found == [
         ("r1t00", "gang_too_small", "2 in NVLink domain rack-1.0"),
         ("r1t01", "gang_too_small", "2 in NVLink domain rack-1.0"),
-        ("silent", "imex_not_ready", "not READY, or no channel"),
-        ("without", "imex_not_ready", "no IMEX"),
+        ("silent", "imex_not_ready", "IMEX is DOWN"),
+        ("without", "imex_not_ready", "no IMEX service"),
         ("neither", "node_cordoned", "cordoned"),
         ("neither", "nvlink_not_joined", "no NVLink domain"),
-        ("neither", "imex_not_ready", "not READY, or no channel"),
+        ("neither", "imex_not_ready", "no cause reported"),
         ("other", "nvlink_not_joined", "no NVLink domain"),
     ]
 

@@ -118,7 +118,7 @@ def test_agents_may_call_their_door_only_and_controllers_never_that(fleet):
 
 def test_readers_may_call_only_what_views_need(fleet):
     by_reader = {row["name"] for row in functions(fleet) if "llmgw_read" in row["may"]}
-    assert by_reader == {"seconds", "present"}
+    assert by_reader == {"seconds", "present", "imex_fault"}
 
 
 def test_controllers_pass_no_check_by(fleet):
