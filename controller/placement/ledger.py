@@ -6,6 +6,7 @@ and not once per node: 5,000 nodes are a few dozen shapes. Made by `place.Planne
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -179,6 +180,8 @@ class Ledger:
             node.shards_live > 0,
             _eighths(node.cpus_claimed, node.cpus),
             _eighths(node.memory_claimed_mib, node.memory_mib),
+            _magnitude(node.cpus),
+            _magnitude(node.memory_mib),
             node.id if node.id in steps.excluded else None,
             node.models & steps.alone_of,
             self._too_big(node),
@@ -251,6 +254,12 @@ def _free_step(
     steps: tuple[float, ...] | tuple[int, ...], total: float | None, claimed: float
 ) -> int:
     return -1 if total is None else bisect_right(steps, total - claimed)
+
+
+def _magnitude(total: float | None) -> int | None:
+    """The same number for totals that differ by 9 % at most: what a shard takes of a small machine
+    is more of it than of a large one."""
+    return math.floor(8 * math.log2(total)) if total else None
 
 
 def _eighths(claimed: float, total: float | None) -> int:

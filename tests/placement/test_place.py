@@ -61,6 +61,14 @@ def test_best_fit_keeps_whole_nodes_whole():
     assert nodes_of(planned([node("n1"), used, node("n3")], model())) == ["n2"]
 
 
+def test_work_without_cards_goes_to_the_smallest_machine_that_does():
+    wanted = model("m", 1, profile(gpus=0, cpus=4.0, memory_mib=8 * GIB))
+    sizes = [256, 16, 64, 2048]
+    nodes = [node(f"n{g}", cards=0, cpus=64.0, memory_mib=g * GIB) for g in sizes]
+    for seed in range(5):
+        assert nodes_of(planned(nodes, wanted, seed=seed)) == ["n16"]
+
+
 def test_replicas_of_one_model_spread_over_nodes():
     pending = [replica(i, "pending") for i in (1, 2, 3)]
     assert set(nodes_of(planned([node("n1"), node("n2"), node("n3")], model(), *pending))) == {

@@ -21,22 +21,27 @@ LABELS = [{}, {"zone": "a"}, {"zone": "b", "rack": "1"}, {"zone": "a", "rack": "
 STATES = ["ready", "ready", "ready", "cordoned", "draining", "unreachable", "lost"]
 
 
+def mostly(usual, *odd):
+    """Oddities are rare: of fleets where each node has one, nothing is ever placed."""
+    return st.sampled_from([usual] * 8 * len(odd) + list(odd))
+
+
 @st.composite
 def cards(draw, name):
     count = draw(st.integers(0, 4))
-    known = st.sampled_from([80 * GIB, 24 * GIB, None])
-    unified = draw(st.sampled_from([False, False, False, True]))
+    known = mostly(80 * GIB, 24 * GIB, None)
+    unified = draw(mostly(False, True))
     if unified:
         known = st.sampled_from([12 * GIB, 14 * GIB, None])
     return tuple(
         gpu(
             index,
             name,
-            class_=draw(st.sampled_from(["H100", "A100"])),
+            class_=draw(st.sampled_from(["H100", "H100", "A100"])),
             memory_mib=draw(known),
-            memory_foreign_mib=draw(st.sampled_from([0, 0, 0, 100, 30 * GIB, None])),
-            healthy=draw(st.sampled_from([True, True, True, False])),
-            slice=draw(st.sampled_from([False, False, False, True])),
+            memory_foreign_mib=draw(mostly(0, 100, 30 * GIB, None)),
+            healthy=draw(mostly(True, False)),
+            slice=draw(mostly(False, True)),
             unified=unified,
         )
         for index in range(count)
@@ -62,13 +67,13 @@ def nodes(draw, at_least=0):
         name: node(
             name,
             gpus=draw(cards(name)),
-            cpus=draw(st.sampled_from([4.0, 8.0, None])),
-            memory_mib=draw(st.sampled_from([8 * GIB, 16 * GIB, None])),
+            cpus=draw(mostly(8.0, 4.0, None)),
+            memory_mib=draw(mostly(16 * GIB, 8 * GIB, None)),
             labels=draw(st.sampled_from(LABELS)),
-            engines=draw(st.sampled_from([{"vllm": ("0.32.0",)}, {"vllm": ("",)}, None, {}])),
+            engines=draw(mostly({"vllm": ("0.32.0",)}, {"vllm": ("",)}, None, {})),
             provisions=draw(st.sampled_from([frozenset(), frozenset({"vllm"})])),
-            engine_failures=draw(st.sampled_from([{}, {("vllm", "0.32.0"): "no luck"}])),
-            mgmt_addr=draw(st.sampled_from(["10.0.0.1", "10.0.0.1", None])),
+            engine_failures=draw(mostly({}, {("vllm", "0.32.0"): "no luck"})),
+            mgmt_addr=draw(mostly("10.0.0.1", None)),
             ports=draw(st.sampled_from([(20000, 20001), (20000, 20009)])),
             sources_on_disk=draw(st.sampled_from([frozenset(), frozenset({"hf:x/m0"})])),
             **draw(connections()),
@@ -89,7 +94,7 @@ def profiles(draw):
         fit_mib=draw(st.sampled_from([None, None, 13 * GIB, 60 * GIB])),
         cpus=draw(st.sampled_from([None, 1.0, 3.0])),
         memory_mib=draw(st.sampled_from([None, 1024, 6 * GIB])),
-        pool_labels=draw(st.sampled_from([{}, {"zone": ("a",)}])),
+        pool_labels=draw(mostly({}, {"zone": ("a",)})),
         engine_version=draw(st.sampled_from([None, "0.32.0"])),
         shards=draw(st.sampled_from([1, 1, 1, 2, 3])),
         fabric=draw(st.sampled_from(["nvlink-domain", "fabric", "any"])),
@@ -271,7 +276,8 @@ def test_nodes_of_one_shape_get_the_same_answer_and_the_best_node_wins(made, wan
                     for n in before.values()
                     if not filters.refusals(chosen, n)
                 ]
-                slack = score.PACKING / 8 if chosen.gpus == 0 else 1e-9
+                # Of hosts a shape knows use to an eighth and size to an eleventh.
+                slack = score.PACKING / 4 if chosen.gpus == 0 else 1e-9
                 assert sum(place.score.values()) >= max(points) - slack
         for demand in demands:
             demand.feasible()
