@@ -27,6 +27,10 @@ def document_of(text: str, name: str) -> dict[str, Any]:
         raise CatalogError(f"{name} is not TOML: {error}") from None
     if not isinstance(found, dict):
         raise CatalogError(f"{name} is a JSON {type(found).__name__}, not an object")
+    if not found:  # a file cut to nothing must not take every model away
+        raise CatalogError(
+            f"{name} is empty: to declare that there are no models, write models = []"
+        )
     return found
 
 

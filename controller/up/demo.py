@@ -36,4 +36,4 @@ memory = "512MiB"
 
 def none() -> str:
     """The demo's catalog once its user wants it no more."""
-    return "# Written by `llmgwctl up`: the demo was switched off.\n"
+    return "# Written by `llmgwctl up`: the demo was switched off.\nmodels = []\n"

@@ -40,8 +40,8 @@ begin
         return null;
     end if;
     -- One catalog for all controllers, wherever each keeps its file: what these declared is declared by this one now.
-    update llmgw_core.model set origin_file = p_file where origin = 'file' and origin_file in (select s.file from llmgw_core.catalog_seen s where s.applied_at is not null);
-    update llmgw_core.pool set origin_file = p_file where origin = 'file' and origin_file in (select s.file from llmgw_core.catalog_seen s where s.applied_at is not null);
+    update llmgw_core.model set origin_file = p_file where origin = 'file' and origin_file <> p_file and origin_file in (select s.file from llmgw_core.catalog_seen s where s.applied_at is not null);
+    update llmgw_core.pool set origin_file = p_file where origin = 'file' and origin_file <> p_file and origin_file in (select s.file from llmgw_core.catalog_seen s where s.applied_at is not null);
     perform llmgw_core.catalog_force(p_actor, p_digest, p_hostname, p_file);
     perform llmgw_core.audited(p_actor, 'catalog file in force', 'catalog file ' || p_file,
         jsonb_build_object('hostname', p_hostname, 'digest', p_digest, 'before', to_jsonb(in_force)));

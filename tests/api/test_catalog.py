@@ -193,6 +193,9 @@ def test_unreadable_files_say_why(tmp_path):
         ("a", b"\xff", "not UTF-8"),
         ("b", b"a = ", "not TOML"),
         ("c", b"{", "not JSON"),
+        ("d", b"", "is empty: to declare that there are no models, write"),
+        ("e", b"# nothing\n", "is empty"),
+        ("f", b"{}", "is empty"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CatalogError, match=reason):

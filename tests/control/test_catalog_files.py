@@ -171,6 +171,10 @@ async def test_a_file_that_cannot_be_applied_is_told_and_tried_again(pool, host)
     await b.start()
     assert await b.state() == ("applied", None)
     assert await models(pool) == ["two"]
+    b.path.write_text("")  # a disk that was full
+    await b.hup()
+    assert "is empty" in (await b.state())[1]
+    assert await models(pool) == ["two"]
     b.path.unlink()
     await b.hup()
     assert "No such file" in (await b.state())[1]
