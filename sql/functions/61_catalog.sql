@@ -1,5 +1,12 @@
 -- The catalog: pools and models as documents in, rows kept, what changed out.
 
+create or replace function llmgw_core.no_model(p_name text) returns text
+language sql stable security definer set search_path = llmgw_core, pg_temp as $$
+    select coalesce((select format('there is no model %s: it is an alias of model %s', p_name, n.model)
+                     from llmgw_core.model_name n where n.name = p_name and n.is_alias), 'there is no model ' || p_name)
+$$;
+comment on function llmgw_core.no_model(text) is 'That no model has this name, and whose alias it is.';
+
 create or replace function llmgw_core.model_doc(p_model text) returns jsonb
 language sql stable security definer set search_path = llmgw_core, pg_temp as $$
     select jsonb_build_object('name', m.name, 'description', m.description, 'source', m.source,
@@ -169,7 +176,7 @@ declare
 begin
     select * into m from llmgw_core.model where name = p_model for update;
     if m.name is null then
-        raise exception 'there is no model %', p_model using errcode = 'LG005', hint = 'select name from llmgw.models';
+        raise exception '%', llmgw_core.no_model(p_model) using errcode = 'LG005', hint = 'select name from llmgw.models';
     elsif m.origin = 'file' then
         raise exception 'model % is declared by the catalog file %: remove it there', p_model, m.origin_file using errcode = 'LG003';
     end if;
@@ -186,7 +193,7 @@ declare
 begin
     select * into m from llmgw_core.model where name = p_model for update;
     if m.name is null then
-        raise exception 'there is no model %', p_model using errcode = 'LG005', hint = 'select name from llmgw.models';
+        raise exception '%', llmgw_core.no_model(p_model) using errcode = 'LG005', hint = 'select name from llmgw.models';
     elsif m.origin = 'file' then
         raise exception 'model % is declared by the catalog file %: change min_replicas and max_replicas there', p_model, m.origin_file using errcode = 'LG003';
     elsif p_min < 0 or coalesce(p_max, p_min) < p_min then

@@ -18,7 +18,7 @@ begin
         end if;
     elsif not exists (select 1 from llmgw_core.model where name = p_model)
             and not exists (select 1 from llmgw_core.replica where model = p_model and state <> 'gone') then
-        raise exception 'there is no model %', p_model using errcode = 'LG005', hint = 'select name from llmgw.models';
+        raise exception '%', llmgw_core.no_model(p_model) using errcode = 'LG005', hint = 'select name from llmgw.models';
     end if;
     select array_agg(x.id order by x.id) into chosen from (
         select c.id from llmgw_core.replica c

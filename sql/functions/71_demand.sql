@@ -38,7 +38,7 @@ declare
     named text := p_measured->>'profile';
 begin
     if not exists (select 1 from llmgw_core.model m where m.name = p_model) then
-        raise exception 'there is no model %', p_model using errcode = 'LG005', hint = 'select name from llmgw.models';
+        raise exception '%', llmgw_core.no_model(p_model) using errcode = 'LG005', hint = 'select name from llmgw.models';
     elsif not exists (select 1 from llmgw_core.profile p where p.model = p_model and p.name = named) then
         raise exception 'model % has no profile %: it has %', p_model, coalesce(named, '(none named)'),
             (select string_agg(p.name, ', ' order by p.position) from llmgw_core.profile p where p.model = p_model) using errcode = 'LG003';

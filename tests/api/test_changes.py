@@ -20,6 +20,9 @@ async def test_model_add_scale_remove(api, pool):
         400, "POST", "/models/tiny/scale", {"min": 2, "max": 1}
     )
     assert "no model nope" in await api.bad(404, "POST", "/models/nope/scale", {"min": 1})
+    alias = "there is no model small: it is an alias of model tiny"
+    assert alias in await api.bad(404, "POST", "/models/small/scale", {"min": 1})
+    assert alias in await api.bad(404, "DELETE", "/models/small")
     assert await api.good("DELETE", "/models/tiny") == {"removed": "tiny"}
     assert "no model tiny" in await api.bad(404, "DELETE", "/models/tiny")
     actions = [r["action"] for r in await pool.fetch("select action from llmgw.events order by id")]

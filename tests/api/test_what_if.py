@@ -25,6 +25,7 @@ def built(database):
 BIG = {
     "name": "big",
     "source": "file:/models/big",
+    "prices": {"prompt": 1},
     "profiles": [{"name": "p", "engine": "llamacpp", "gpus": 8, "gpu_class": "H100"}],
 }
 

@@ -10,7 +10,9 @@ import signal
 import uuid
 
 import pytest
+import trio
 
+from controller.catalog import own
 from controller.catalog.apply import apply
 from controller.catalog.own import OwnFile
 from controller.catalog.reading import parse
@@ -238,6 +240,24 @@ async def test_a_sighup_outlives_a_database_that_is_away(pool, host, database):
         db.execute("alter function llmgw_core.hidden rename to catalog_offer_v1")
     await a.offer()
     assert await models(pool) == ["one"]
+
+
+async def test_a_process_that_was_forgotten_is_known_again(pool, host, database, monkeypatch):
+    """Housekeeping removes the row of one that was away for an hour; it joins anew."""
+    a = await host("a").write("one").start()
+    number = a.own.controller
+    with database.connect() as db:
+        db.execute("delete from llmgw_core.controller")
+    await pool.execute("select llmgw_core.controller_join_v1($1, 'control', 'a', 1, 'v')", number)
+    assert await a.state() == (None, None)
+    monkeypatch.setattr(own, "TELL_S", 0.01)
+    _, never = trio.open_memory_channel(0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(a.own._wait, never)
+        with trio.fail_after(20):
+            while await a.state() != ("applied", None):
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow

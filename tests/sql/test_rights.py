@@ -142,6 +142,7 @@ def test_controllers_pass_no_check_by(fleet):
         "catalog_in_force",
         "price_put",
         "price_of",
+        "no_model",
         "require_term",
         "node_of",
         "notify",
