@@ -167,9 +167,9 @@ def held_up(state: str, why: str, failures: int = 0, retry_s: float = 0.0) -> di
 
 TOLD = [
     (held_up("starting", "its weights are being fetched (43 %)"), "model_is_starting", "10",
-     "was not ready after 0 s: its weights are being fetched (43 %). It goes on starting"),
+     " s: its weights are being fetched (43 %). It goes on starting"),
     (held_up("pending", "there is no place for it: cards are taken by other replicas"),
-     "model_has_no_place", "30", "could not start within 0 s: there is no place for it: cards are"),
+     "model_has_no_place", "30", "there is no place for it: cards are taken by other replicas. It"),
     (held_up("failed", "the engine exited with code 1: no such file", 1, 0.7),
      "model_start_failed", "1", "(failed starts in a row: 1): the engine exited with code 1: no"),
 ]  # fmt: skip
@@ -180,11 +180,15 @@ TOLD = [
 async def test_D17_who_waits_too_long_is_told_what_held_it_up(
     house: House, row: dict[str, Any], code: str, again: str, words: str, stream: bool
 ) -> None:
-    await house.start(wake_s=0.4)
+    await house.start()
     house.shelf.waking = [row]
     wire = await house.ask(stream=stream)
     await house.waiting(1)
     house.hint("")
+    line = house.running.core.waiting._lines["m"]
+    await until(lambda: line.delay)
+    (waits,) = line.members
+    waits.expired(time.monotonic())
     answer = await wire.answer()
     assert (answer.status, answer.code) == (503, code)
     assert answer.headers["retry-after"] == again
@@ -277,6 +281,25 @@ async def test_D16_a_request_that_finds_its_replica_draining_waits_for_the_next(
     await house.waiting(1)
     house.ready()
     assert (await wire.answer()).status == 200
+
+
+async def test_D16_requests_that_land_at_the_stop_decision_are_served_100_times(
+    house: House,
+) -> None:
+    await house.start()
+    for number in range(100):
+        house.ready()
+        await until(lambda: house.running.core.fleet.serves("m"))
+        # The decision and the request cross: one of them comes first, now this and now that.
+        house.shelf.replicas = [{**house.replicas[0], "state": "draining"}]
+        house.hint("")
+        for _ in range(number % 5):
+            await trio.lowlevel.checkpoint()
+        wire = await house.ask(stream=bool(number % 2))
+        await until(lambda: not house.running.core.fleet.serves("m"))
+        house.ready()
+        assert (await wire.answer()).status == 200
+        wire.close()
 
 
 async def test_the_end_of_the_router_is_told_to_who_waits(house: House) -> None:
