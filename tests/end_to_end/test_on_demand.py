@@ -96,6 +96,45 @@ def test_D17_a_model_that_is_always_busy_lets_another_in_and_finishes_what_it_ru
     cluster.gone("meek")
 
 
+def test_D19_callers_that_give_up_in_turn_share_one_load(cluster: Cluster) -> None:
+    slow = ["/bin/sh", "-c", 'sleep 5; exec "$@"', "slow", sys.executable, fake_engine.__file__,
+            "--host", "{host}", "--port", "{port}"]  # fmt: skip
+    cluster.model("slow", least=0, engine="command", command=slow, args=[], health_path="/health")
+    _known(cluster, "slow")
+    sent = []
+    while not sent or sent[-1].status == 503:
+        number = len(sent) % 2
+        port = cluster.ports[number][0]
+        sent.append(send(port, cluster.key, "slow", stream=bool(number), wait="1.5"))
+        assert len(sent) < 20, sent
+    assert not sent[-1].failed, sent
+    assert len(sent) >= 3
+    for gave_up in sent[:-1]:
+        assert "was not ready after 2 s" in (gave_up.error or ""), gave_up
+        assert gave_up.retry_after == "10"
+    starts = "select count(*), max(launch) from llmgw.shards where model = 'slow'"
+    assert cluster.row(starts) == (1, 1)
+    cluster.remove("slow")
+    cluster.gone("slow")
+
+
+def test_D16_a_request_at_the_moment_of_the_stop_is_served(cluster: Cluster) -> None:
+    cluster.set("min_residence", 1)
+    _fake(cluster, "brief", gap=0.1)
+    cluster.post("/models/brief/scale", min=0, idle_timeout="1s")
+    _known(cluster, "brief")
+    state = "select state from llmgw.replicas where model = 'brief' order by id desc limit 1"
+    for number in range(3):
+        sent = send(cluster.ports[number % 2][0], cluster.key, "brief", stream=True, fake={})
+        assert not sent.failed, sent
+        cluster.wait(lambda: cluster.row(state) in (("draining",), ("stopping",)), "its stop")
+    idle = cluster.rows("select reason from llmgw.decisions where model = 'brief'"
+                        " and reason like '%nobody has used it for 1 s%'")  # fmt: skip
+    assert len(idle) >= 3
+    cluster.remove("brief")
+    cluster.gone("brief")
+
+
 def test_clients_that_wake_what_cannot_start_are_told_why(cluster: Cluster) -> None:
     crash = ["/bin/sh", "-c", "echo loading; echo no such tensor: lm_head >&2; exit 3"]
     cluster.model("crash", least=0, engine="command", command=crash, args=[], health_path="/h")
