@@ -32,7 +32,8 @@ class Attempts(Timed):
 
     __slots__ = (
         "_body", "_connect_failures", "_core", "_exchange", "_request", "_resent", "_tried",
-        "ask_usage", "asked", "count", "model", "started", "target", "up", "waits",
+        "ask_usage", "asked", "count", "model", "started", "target", "up", "wait_until",
+        "waits",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,7 @@ class Attempts(Timed):
         self.up: UpstreamConnection | None = None  # the attempt that runs now
         self.count = 0
         self.waits = False  # in the waiting room
+        self.wait_until = 0.0  # monotonic
         self._body = b""
         self._tried: tuple[Pool, ...] = ()
         self._resent = False
@@ -113,7 +115,10 @@ class Attempts(Timed):
 
     def expired(self, now: float) -> None:
         """The wait for a replica, or the pause before a lone one is tried again, is over."""
-        if self.waits:
+        if self.waits and now < self.wait_until:
+            self._exchange.keep_alive(self._core.waiting.comment(self.model))
+            self._core.waiting.rest(self, now)
+        elif self.waits:
             self.give_up()
         elif self.up is None:
             self._core.stats.retry("connect_failed")

@@ -46,6 +46,7 @@ class Timeouts:
     flush_s: float = 1.0
     drain_s: float = 30.0
     wake_s: float = 120.0  # a request waits so long for a model that runs on demand
+    comment_s: float = 15.0  # a stream that waits says so; proxies cut silence after a minute
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import trio
 from controller.router import body as request_body
 from controller.router import errors, local
 from controller.router.attempts import Attempts
+from controller.router.early import EarlyRelay, open_late
 from controller.router.errors import ApiError
 from controller.router.relay import Head, PlainRelay, StreamRelay, Wish, open_relay
 from controller.router.routes import Kind, Route, find
@@ -75,8 +76,9 @@ class Exchange:
     """One request of one client."""
 
     __slots__ = (
-        "_asked", "_attempts", "_core", "_delivered", "_first_byte", "_key", "_model", "_relay",
-        "_request", "_route", "_started", "_state", "_stats", "client", "request_id", "row_id",
+        "_asked", "_attempts", "_core", "_delivered", "_early", "_first_byte", "_key", "_model",
+        "_relay", "_request", "_route", "_started", "_state", "_stats", "client", "request_id",
+        "row_id",
     )  # fmt: skip
 
     def __init__(self, core: Core, client: ClientConnection, request: Request) -> None:
@@ -94,6 +96,7 @@ class Exchange:
         self._stats: ModelStats | None = None
         self._attempts: Attempts | None = None
         self._relay: PlainRelay | StreamRelay | None = None
+        self._early: EarlyRelay | None = None  # the head of its stream is out already
         self._first_byte: float | None = None
         self._delivered = False
         core.exchanges += 1
@@ -203,6 +206,16 @@ class Exchange:
             self.abandon()
             raise
 
+    def keep_alive(self, comment: str) -> None:
+        """The client of a stream learns that it waits; from now on errors are events."""
+        if self._attempts is None or self._state is not State.WAITING:
+            return
+        if self._early is None:
+            self._early = EarlyRelay(self._wish(self._attempts), self._core.config.limits)
+        self.client.send(self._early.comment(comment))
+        if self.client.out is not None:
+            self.client.bytes_wait()
+
     def _wish(self, attempts: Attempts) -> Wish:
         name = attempts.asked.model
         return Wish(
@@ -226,7 +239,8 @@ class Exchange:
         try:
             if head is not None:
                 self._move(State.RELAYING)
-                self._relay = open_relay(head, self._wish(attempts), self._core.config.limits)
+                opened = open_relay if self._early is None else open_late
+                self._relay = opened(head, self._wish(attempts), self._core.config.limits)
             if self._relay is not None:
                 self._pass_on(self._relay, body, complete=complete)
         except Exception:
@@ -314,7 +328,11 @@ class Exchange:
         self._drop_upstream()
         self._core.stats.refuse(error.code)
         self._settle("error", error.status, error.code, UNKNOWN)
-        self.client.respond_error(error, self.request_id, self._request)
+        if self._early is None:
+            self.client.respond_error(error, self.request_id, self._request)
+        else:
+            self.client.send(self._early.broken(error) or b"")
+            self.client.finished(close=True)
 
     def abandon(self) -> None:
         """A bug of ours was hit: end this request and leave no engine working for it."""

@@ -217,11 +217,11 @@ class StreamRelay(Relay):
     def _told_error(self) -> None:
         error = self.scanner.error
         if self.untouched and self.scanner.error_first:
-            self.refusal = _as_status(error, self._wish.model)
+            self.refusal = error_of(error, self._wish.model)
         self._give_up("error" if self.scanner.error_first else "partial", "upstream_error_event")
 
 
-def _as_status(error: Any, model: str) -> ApiError:
+def error_of(error: Any, model: str) -> ApiError:
     """An engine's first event is an error: the HTTP status that it should have been."""
     told = error if isinstance(error, dict) else {"message": str(error)}
     code = told.get("code")

@@ -93,8 +93,20 @@ class WaitingRoom:
         self._count += 1
         self._bytes += size
         attempts.waits = True
-        self._core.deadlines.set(attempts, now + wait_s)
+        attempts.wait_until = now + wait_s
+        self.rest(attempts, now)
         return None
+
+    def rest(self, attempts: Attempts, now: float) -> None:
+        """Wait until the deadline; a stream tells its client from time to time that it does."""
+        beat_s = self._core.config.timeouts.comment_s if attempts.asked.stream else math.inf
+        self._core.deadlines.set(attempts, min(attempts.wait_until, now + beat_s))
+
+    def comment(self, model: str) -> str:
+        """What a client that waits is told meanwhile."""
+        line = self._lines.get(model)
+        why = None if line is None or line.delay is None else line.delay.why
+        return f"waiting for model {model}: {why or 'it is being started'}"
 
     def leave(self, attempts: Attempts) -> None:
         """Its place is free: the client left, the deadline passed, or it goes on."""

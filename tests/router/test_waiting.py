@@ -188,11 +188,73 @@ async def test_D17_who_waits_too_long_is_told_what_held_it_up(
     line = house.running.core.waiting._lines["m"]
     await until(lambda: line.delay)
     (waits,) = line.members
-    waits.expired(time.monotonic())
+    waits.expired(waits.wait_until)
     answer = await wire.answer()
     assert (answer.status, answer.code) == (503, code)
     assert answer.headers["retry-after"] == again
     assert words in answer.json["error"]["message"]
+
+
+async def test_D17_a_stream_that_waits_is_kept_alive_and_goes_on_under_the_same_head(
+    house: House,
+) -> None:
+    await house.start(comment_s=0.05)
+    house.shelf.waking = [held_up("starting", "its engine is starting")]
+    wire = await house.ask(model="short", stream=True)
+    plain = await house.ask()
+    await house.waiting(2)
+    house.hint("")
+    status, headers = await wire.head()
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    await wire.until(b": waiting for model m: its engine is starting\n\n\r\n")
+    house.ready()
+    (rest, second) = await wire.answer_from_chunks(), await plain.answer()
+    assert b'"model":"short"' in rest.replace(b" ", b"")
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert b"HTTP/1.1" not in rest
+    assert (second.status, b"waiting for" in second.body) == (200, False)
+    # The connection is good for the next request.
+    await wire.chat(stream=True)
+    wire.buffer = b""
+    assert (await wire.answer()).events[-1] == "[DONE]"
+
+
+async def test_D17_a_kept_alive_stream_ends_with_the_reason(house: House) -> None:
+    await house.start(comment_s=0.05, flush_s=0.02)
+    house.shelf.waking = [held_up("pending", "there is no place for it: no card is free")]
+    wire = await house.ask(stream=True)
+    await house.waiting(1)
+    house.hint("")
+    await wire.until(b": waiting for model m: there is no place for it")
+    (waits,) = house.running.core.waiting._lines["m"].members
+    waits.give_up()
+    rest = await wire.answer_from_chunks()
+    assert b'"code":"model_has_no_place"' in rest
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert await wire.closed()
+    await until(lambda: house.shelf.written)
+    (row,) = house.shelf.written
+    assert (row["status"], row["error_code"]) == ("error", "model_has_no_place")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [({"status": 400, "body": {"error": {"message": "too long", "code": "context"}}}, b"too long"),
+     ({"status": 500, "body": {"oh": "dear"}}, b"status 500 and no event stream"),
+     ({"die_at": 1, "die": "rst", "tokens": 5}, b"upstream_failed"),
+     ({"error_first": {"error": {"message": "full", "code": 503}}}, b"full")],
+)  # fmt: skip
+async def test_what_an_engine_refuses_after_the_head_is_an_event(
+    house: House, behaviour: dict[str, Any], words: bytes
+) -> None:
+    await house.start(comment_s=0.05)
+    wire = await house.ask(stream=True, fake=behaviour)
+    await wire.until(b": waiting for model m: it is being started")
+    house.ready()
+    rest = await wire.answer_from_chunks()
+    assert words in rest
+    assert b'"error"' in rest
+    assert b"data: [DONE]\n\n" in rest
 
 
 async def test_nobody_waits_for_a_model_whose_starts_fail_again_and_again(house: House) -> None:

@@ -1,0 +1,85 @@
+"""A stream whose model is being started: its head and comments go out before an engine has it.
+
+Proxies and clients give up on a connection that is silent for a minute (D17). Once the head is
+sent, what goes wrong is told as an event. No sockets; used by the exchange.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from controller.router.errors import ApiError, upstream_failed
+from controller.router.relay import Head, StreamRelay, Wish, error_of
+
+if TYPE_CHECKING:
+    from controller.router.config import Limits
+
+HEAD = Head(
+    200,
+    [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
+    None,
+    b"text/event-stream",
+)
+HELD_BYTES = 65_536
+"""So much of an answer that is no event stream is read for the error in it."""
+
+
+class EarlyRelay(StreamRelay):
+    """Our own head and what is said until an engine answers."""
+
+    __slots__ = ()
+
+    def __init__(self, wish: Wish, limits: Limits) -> None:
+        super().__init__(HEAD, wish, limits)
+
+    def comment(self, text: str) -> bytes:
+        """A line that clients of event streams pass over; the head goes before the first."""
+        told = " ".join(text.split())
+        return self._frame(f": {told}\n\n".encode())
+
+
+class LateStream(StreamRelay):
+    """An engine's event stream after a head of ours."""
+
+    __slots__ = ()
+
+    def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
+        super().__init__(head, wish, limits)
+        self._head = b""
+
+
+class LatePlain(LateStream):
+    """An answer that is no event stream, for a client that was promised one: told as an error."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
+        super().__init__(head, wish, limits)
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        self._held += data[: HELD_BYTES - len(self._held)]
+        return b""
+
+    def finish(self) -> bytes:
+        out = self.broken(self._error()) or b""
+        self.outcome = "error"
+        return out
+
+    def _error(self) -> ApiError:
+        try:
+            told = orjson.loads(self._held)["error"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            why = f"it answered with status {self.status} and no event stream"
+            return upstream_failed(self._wish.model, why)
+        return error_of(told, self._wish.model)
+
+
+def open_late(head: Head, wish: Wish, limits: Limits) -> StreamRelay:
+    """The relay for an engine's answer to a client that has its head already."""
+    streamed = head.kind.lower().startswith(b"text/event-stream")
+    if streamed and head.status == 200 and not head.coding:
+        return LateStream(head, wish, limits)
+    return LatePlain(head, wish, limits)
