@@ -57,6 +57,11 @@ class Timeouts(BaseModel):
     wake: Seconds = Field(
         120.0, description="a request waits this long for a model that runs on demand to start"
     )
+    comment: Seconds = Field(
+        15.0,
+        description="a stream that waits for its model gets its head and a comment this often; "
+        "as long as wake or longer: never, so errors keep their status",
+    )
 
 
 class Limits(BaseModel):

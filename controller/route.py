@@ -51,6 +51,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
             idle_s=times.idle,
             total_s=times.total,
             wake_s=times.wake,
+            comment_s=times.comment,
             drain_s=settings.drain,
         ),
     )
