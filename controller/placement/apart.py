@@ -60,10 +60,18 @@ class Hosts:
     def add(self, node_ids: Iterable[str]) -> None:
         """One more replica, with shards on these nodes."""
         there = set(node_ids)
-        for id_ in there:
-            self.on[id_] += 1
-        for domain in {domain for id_ in there for domain in self._homes.get(id_, ())}:
-            self._inside[domain] += 1
+        self.on.update(there)
+        self._inside.update({domain for id_ in there for domain in self._homes.get(id_, ())})
+        self._points, self._most = {}, None
+
+    def add_single(self, node_ids: Iterable[str]) -> None:
+        """One more replica on each of these nodes, as often as it is named."""
+        more = Counter(node_ids)
+        self.on.update(more)
+        inside = self._inside
+        for id_, count in more.items():
+            for domain in self._homes.get(id_, ()):
+                inside[domain] += count
         self._points, self._most = {}, None
 
     def parts(self, node_id: str) -> dict[str, float]:

@@ -87,9 +87,19 @@ class Planner:
         homes = self.ledger.homes
         kinds = frozenset(homes.values())
         self._hosts = {model.name: Hosts(homes, kinds) for model in wanted}
+        self._count(replicas)
+
+    def _count(self, replicas: Iterable[Replica]) -> None:
+        single: dict[str, list[str]] = {name: [] for name in self._hosts}
         for replica in replicas:
-            if replica.state in OCCUPYING and replica.model in self._hosts:
+            if replica.state not in OCCUPYING or replica.model not in single:
+                continue
+            if len(replica.shards) == 1:  # nearly all: counted at once
+                single[replica.model].append(replica.shards[0].node_id)
+            else:
                 self._hosts[replica.model].add(shard.node_id for shard in replica.shards)
+        for name, node_ids in single.items():
+            self._hosts[name].add_single(node_ids)
 
     @property
     def evaluations(self) -> int:
