@@ -78,10 +78,25 @@ class DatabaseFigures(Answer):
     oldest_transaction_s: float | None = None
 
 
+class GangCapacity(Answer):
+    """Nodes that can work together; class is that of the cards of the largest gang."""
+
+    kind: str
+    key: str
+    name: str | None = None
+    nodes: int
+    whole_free: int
+    largest_gang: int
+    class_: str | None = None
+
+    model_config = PLAIN_NAMES
+
+
 class Summary(Answer):
     """The fleet at a glance."""
 
     gpus: list[GpuCapacity]
+    gangs: list[GangCapacity]
     nodes: dict[str, int]
     replicas: dict[str, int]
     models: ModelTotals

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ERROR_WIDTH = 240
 CONTROLLER_COLUMNS = ("CONTROLLER", "ROLE", "STATE", "LEADS", "VERSION", "LAST SEEN", "CATALOG")
+GANG_COLUMNS = ("TOGETHER BY", "NAME", "NODES", "WHOLE AND FREE", "LARGEST GANG")
 NODE_COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
 
 
@@ -33,6 +34,7 @@ def _status_text(session: Session, found: dict[str, Any]) -> str:
     in_flight = router.get("in_flight")
     return lines(
         _capacity(session, found["gpus"]),
+        *_gangs(session, found["gangs"]),
         f"nodes: {counts(found['nodes'])}",
         f"models: {models['satisfied']} of {models['total']} satisfied",
         *(f"  {m['name']} cannot be placed: {m.get('reason', 'see explain-placement')}"
@@ -84,6 +86,16 @@ def controllers(session: Session) -> None:
         found,
         lambda: lines(session.out.table(CONTROLLER_COLUMNS, rows), *problems) if found else empty,
     )
+
+
+def _gangs(session: Session, groups: list[dict[str, Any]]) -> list[str]:
+    """What models that span nodes can have: free cards on the wrong fabric are no capacity."""
+    rows = (
+        (g["kind"], g.get("name", g["key"]), g["nodes"], g["whole_free"],
+         f"{g['largest_gang']} x {g['class']}" if "class" in g else "none")
+        for g in groups
+    )  # fmt: skip
+    return [session.out.table(GANG_COLUMNS, rows)] if groups else []
 
 
 @click.command()

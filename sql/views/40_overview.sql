@@ -37,7 +37,8 @@ select
         'since', (select l.acquired_at from llmgw.leases l where l.name = 'tick' and l.held)) from llmgw.controllers c) as controllers,
     (select jsonb_build_object('version', current_setting('server_version'), 'notify_queue', pg_notification_queue_usage(),
         'oldest_transaction_s', (select round(extract(epoch from max(clock_timestamp() - a.xact_start)), 1) from pg_stat_activity a
-                                 where a.datname = current_database() and a.pid <> pg_backend_pid()))) as database;
+                                 where a.datname = current_database() and a.pid <> pg_backend_pid()))) as database,
+    (select coalesce(jsonb_agg(jsonb_strip_nulls(to_jsonb(g))), '[]') from llmgw.gang_capacity g) as gangs;
 comment on view llmgw.summary is 'The fleet at a glance, one row: llmgwctl status.';
 
 create or replace view llmgw.doctor as
