@@ -13,6 +13,7 @@ import openai
 import psutil
 import pytest
 
+from agent import procfs
 from tests.end_to_end.cluster import Cluster, clusters
 from tests.end_to_end.installation import Up, installations
 from tests.tiny_hf import tiny_hf
@@ -118,7 +119,7 @@ def launched(pair: Cluster, launch: int) -> bool:
 
 def session(leader: int) -> list[psutil.Process]:
     """All processes of an engine."""
-    return [p for p in psutil.process_iter() if os.getsid(p.pid) == leader]
+    return [psutil.Process(p.pid) for p in procfs.processes() if p.session == leader]
 
 
 def shared_memory(process: psutil.Process) -> set[Path]:
