@@ -92,10 +92,8 @@ def _planned(
         profile | {"model": document["name"], "pool_labels": labels.get(profile["pool"])}
         for document in documents for profile in document["profiles"]
     ]  # fmt: skip
-    deadline = {"name": "start_deadline", "value": settings.start_deadline_s}
+    tables = {"facts": facts, "models": documents, "profiles": profiles}
     notes = Notes()
-    made = catalog_rows.models(
-        {"settings": [deadline], "facts": facts, "models": documents, "profiles": profiles}, notes
-    )
+    made = catalog_rows.models(tables, {"start_deadline": settings.start_deadline_s}, notes)
     assert not notes, notes
     return tuple(made)

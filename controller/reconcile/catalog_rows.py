@@ -6,7 +6,8 @@ Called by `mirror.py`, and by what-if with a catalog that is not in the database
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
 
 from controller.placement.model import Asked, Model, Profile, Settings
 from controller.reconcile.fitted import fitted
@@ -16,9 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-def models(tables: Mapping[str, Sequence[Row]], notes: Notes) -> list[Model]:
-    """The catalog of these rows (settings, facts, models, profiles); demand comes later."""
-    settings = numbers(tables["settings"])
+POSITIVE: Final = frozenset({"concurrency", "start_deadline"})
+"""Settings that something is divided by, or that nothing could ever keep if they were zero."""
+
+
+def models(
+    tables: Mapping[str, Sequence[Row]], settings: Mapping[str, float], notes: Notes
+) -> list[Model]:
+    """The catalog of these rows (facts, models, profiles); demand comes later."""
     where = {row["name"]: row["source"] for row in tables["models"]}
     facts = {row["source"]: row["facts"] for row in tables["facts"]}
     sizes = {row["source"]: row["weights_mib"] for row in tables["facts"]}
@@ -38,9 +44,21 @@ def demand(rows: Sequence[Row], notes: Notes) -> dict[str, Asked]:
     return dict(each(rows, _asked, "demand", "model", notes))
 
 
-def numbers(rows: Iterable[Row]) -> dict[str, float]:
-    """Settings by name, those with a value."""
-    return {row["name"]: row["value"] for row in rows if row["value"] is not None}
+def numbers(rows: Iterable[Row], notes: Notes) -> dict[str, float]:
+    """Settings by name, those with a value that can be computed with."""
+    found: dict[str, float] = {}
+    for row in rows:
+        name, value = row["name"], row["value"]
+        if value is None:
+            continue
+        if 0 <= value < inf and (value > 0 or name not in POSITIVE):
+            found[name] = value
+        else:
+            notes[name].append(
+                f"setting {name} is {value:g}, which cannot be: the program's own number holds; "
+                f"give it another value in llmgw_core.setting"
+            )
+    return found
 
 
 def settings(named: Mapping[str, float]) -> Settings:

@@ -125,10 +125,10 @@ class Mirror:
             notes.clear()
 
     def _take_catalog(self, tables: Mapping[str, Sequence[Row]]) -> None:
-        self._notes["catalog"] = Notes()
-        self._numbers = catalog_rows.numbers(tables["settings"])
+        notes = self._notes["catalog"] = Notes()
+        self._numbers = catalog_rows.numbers(tables["settings"], notes)
         self._settings = catalog_rows.settings(self._numbers)
-        self._models = catalog_rows.models(tables, self._notes["catalog"])
+        self._models = catalog_rows.models(tables, self._numbers, notes)
 
     def _take_uses(self, rows: Iterable[Row]) -> None:
         """A replica that is not among them runs nothing, and was last used when it was said."""

@@ -34,3 +34,29 @@ language sql set search_path = llmgw_core, pg_temp as $$
     insert into llmgw_core.audit (actor, action, object, detail) values (p_actor, p_action, p_object, p_detail)
 $$;
 comment on function llmgw_core.audited(text, text, text, jsonb) is 'Writes one row of who did what.';
+
+create or replace function llmgw_core.check_setting() returns trigger
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    low double precision;
+    high double precision;
+begin
+    if tg_op = 'DELETE' or tg_op = 'UPDATE' and new.name <> old.name then
+        raise exception 'setting % is needed: give it another value instead', old.name using errcode = 'LG003';
+    end if;
+    select b.low, b.high into low, high from (values
+        ('lease_ttl', 1, 3600), ('poll_busy', 10, 60000), ('poll_idle', 10, 60000), ('syncs_per_second', 1, 1e6),
+        ('unreachable_after', 1, 1e9), ('lost_after', 1, 1e9), ('silent_share_max', 0, 1), ('concurrency', 0.01, 1e6),
+        ('start_deadline', 1, 1e9), ('load_stale', 1, 1e9), ('demand_stale', 1, 1e9),
+        ('decision_days', 1, 36500), ('event_days', 1, 36500), ('usage_days', 1, 36500)) b (name, low, high) where b.name = new.name;
+    -- NaN is greater than every number here.
+    if new.value not between coalesce(low, 0) and coalesce(high, 1e9) then
+        raise exception 'setting % may not be %: it is from % to % %', new.name, new.value, coalesce(low, 0), coalesce(high, 1e9), new.unit
+            using errcode = 'LG003';
+    end if;
+    return new;
+end $$;
+comment on function llmgw_core.check_setting() is 'Keeps settings within what statements can compute with: one odd number would stop every agent or every tick (LG003).';
+
+create or replace trigger setting_sane before insert or update or delete on llmgw_core.setting
+    for each row execute function llmgw_core.check_setting();

@@ -88,6 +88,12 @@ ENDING = {
         " update llmgw_core.setting set value = null where name in ('stable', 'guard')",
         None,
     ),
+    "settings_of_nonsense": (
+        "alter table llmgw_core.setting disable trigger setting_sane;"
+        " update llmgw_core.setting set value = 'nan' where name in ('guard', 'backoff_base');"
+        " update llmgw_core.setting set value = 0 where name in ('concurrency', 'start_deadline')",
+        "setting concurrency is 0, which cannot be",
+    ),
 }
 
 

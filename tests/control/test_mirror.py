@@ -65,7 +65,7 @@ def _timeless(found: object) -> object:
 
 RULES = {
     "replica_transition": "replica", "shard_transition": "shard", "shard_fits": "shard",
-    "claim_fits": "gpu_claim",
+    "claim_fits": "gpu_claim", "setting_sane": "setting",
 }  # fmt: skip
 """They refuse much of what follows; somebody may have dropped them."""
 
