@@ -44,6 +44,8 @@ class Writer:
         self._stats = stats
         self._told: dict[str, tuple[bool, int | str]] = {}
         """Model -> its latest attempt as recorded; the one longest ago first."""
+        self._refused: set[tuple[object, ...]] = set()
+        """What the latest commit refused: the same again is no reason to look at once."""
 
     def forget(self) -> None:
         """Another leader may speak now: under the next term of ours everything is told anew."""
@@ -51,11 +53,12 @@ class Writer:
         self._stats.rejections = {}
 
     async def items(self, term: int, items: Sequence[Create | Place | Move]) -> bool:
-        """Commit the items; True when creates or refusals ask for another look. Raises sql.errors.
+        """Commit the items; True when creates or new refusals ask for another look.
 
-        A stale term steps down and is no error.
+        Raises sql.errors; a stale term steps down and is no error.
         """
         again = False
+        before, self._refused = self._refused, set()
         for start in range(0, len(items), CHUNK):
             documents = [_document(item) for item in items[start : start + CHUNK]]
             try:
@@ -65,10 +68,12 @@ class Writer:
                 return False
             outcomes = [row["outcome"] for row in rows]
             for document, outcome in zip(documents, outcomes, strict=True):
-                again |= self._settle(document, outcome, term)
+                again |= self._settle(document, outcome, term, before)
         return again
 
-    def _settle(self, item: dict[str, Any], outcome: str, term: int) -> bool:
+    def _settle(
+        self, item: dict[str, Any], outcome: str, term: int, before: set[tuple[object, ...]]
+    ) -> bool:
         """Count one outcome; True when it asks for another look."""
         if outcome == "ok":
             self._stats.items[item["kind"]] += 1
@@ -76,7 +81,9 @@ class Writer:
         self._stats.refused += 1
         log.info("refused at commit", item=item["kind"], model=item["model"],
                  replica=item.get("replica_id"), why=outcome, term=term)  # fmt: skip
-        return True
+        refused = (item["kind"], item["model"], item.get("replica_id"), outcome)
+        self._refused.add(refused)
+        return refused not in before
 
     async def attempts(self, term: int, attempts: Iterable[Attempt]) -> None:
         """Record the attempts that tell something new, up to REFUSALS. Raises sql.errors."""

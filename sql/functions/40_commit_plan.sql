@@ -1,12 +1,5 @@
 -- The one way in which decisions become rows: term, alloc_gen, claims and gangs are checked here.
 
-create or replace function llmgw_core.touch_nodes(p_shards bigint[]) returns void
-language sql security definer set search_path = llmgw_core, pg_temp as $$
-    update llmgw_core.node set alloc_gen = alloc_gen + 1
-    where id in (select node_id from llmgw_core.shard where id = any (p_shards))
-$$;
-comment on function llmgw_core.touch_nodes(bigint[]) is 'Tells the nodes of these shards that their assignments changed.';
-
 create or replace function llmgw_core.endpoint_of(p_replica bigint, p_launch int) returns text
 language sql stable security definer set search_path = llmgw_core, pg_temp as $$
     select 'http://' || case when n.mgmt_addr like '%:%' then '[' || n.mgmt_addr || ']' else n.mgmt_addr end || ':' || s.port
@@ -71,7 +64,6 @@ language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     r llmgw_core.replica;
     to_state text := p_item->>'to_state';
-    stopped bigint[];
 begin
     select * into r from llmgw_core.replica where id = (p_item->>'replica_id')::bigint for no key update;
     if r.id is null or r.state <> p_item->>'from_state' then
@@ -90,14 +82,8 @@ begin
         ready_at = case when to_state = 'ready' then coalesce(ready_at, clock_timestamp())
                         when to_state = 'draining' then ready_at end
         where id = r.id;
-    if to_state in ('stopping', 'failed') then
-        with s as (update llmgw_core.shard set desired = 'stopped'
-                   where replica_id = r.id and desired = 'running' and state not in ('stopped', 'failed') returning id)
-        select array_agg(id) into stopped from s;
-        perform llmgw_core.touch_nodes(stopped);
-    end if;
 end $$;
-comment on function llmgw_core.plan_move(bigint, jsonb) is 'One move of a replica; stopping and failed tell its shards to stop.';
+comment on function llmgw_core.plan_move(bigint, jsonb) is 'One move of a replica; stopping and failed tell its shards to stop (replica_over).';
 
 create or replace function llmgw_core.plan_replica(p_item jsonb) returns bigint
 language sql immutable set search_path = llmgw_core, pg_temp as $$

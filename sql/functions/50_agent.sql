@@ -150,6 +150,15 @@ language sql stable security definer set search_path = llmgw_core, pg_temp as $$
 $$;
 comment on function llmgw_core.assignments_of(text) is 'Every live shard of a node as the agent''s document.';
 
+create or replace function llmgw_core.runs_astray(p_node text, p_reports jsonb) returns boolean
+language sql stable security definer set search_path = llmgw_core, pg_temp as $$
+    select exists (
+        select 1 from jsonb_array_elements(llmgw_core.list_or_empty(p_reports)) r
+        where r->>'shard' ~ '^[0-9]{1,18}$' and r->>'state' not in ('stopped', 'failed')
+          and not exists (select 1 from llmgw_core.shard s where s.id = (r->>'shard')::bigint and s.node_id = p_node and s.state not in ('stopped', 'failed')))
+$$;
+comment on function llmgw_core.runs_astray(text, jsonb) is 'Whether a node tells of a running shard that is none of its live ones: somebody ended or deleted the row by hand.';
+
 create or replace function llmgw_core.poll_ms(p_node text) returns int
 language sql volatile security definer set search_path = llmgw_core, pg_catalog, pg_temp as $$
     select (case
@@ -203,7 +212,7 @@ begin
         perform llmgw_core.sync_load(me, p_report);
     end if;
     select n.alloc_gen into gen from llmgw_core.node n where n.id = me;
-    if p_have_gen is distinct from gen then
+    if p_have_gen is distinct from gen or p_report->'shards' <> '[]' and llmgw_core.runs_astray(me, p_report->'shards') then
         assignments := llmgw_core.assignments_of(me);
     end if;
     poll_ms := llmgw_core.poll_ms(me);
@@ -213,4 +222,4 @@ begin
         from llmgw_core.ask a where a.node_id = me and a.answered_at is null;
     return next;
 end $$;
-comment on function agent.sync(text, bigint, jsonb) is 'Heartbeat, report and poll in one round trip. assignments is null when the agent''s generation is current; poll_ms is when to come again.';
+comment on function agent.sync(text, bigint, jsonb) is 'Heartbeat, report and poll in one round trip. assignments is null when the agent''s generation is current and nothing runs astray; poll_ms is when to come again.';

@@ -22,6 +22,7 @@ ENDING = {
     ),
     "replica_without_a_model": (
         "alter table llmgw_core.replica alter model drop not null;"
+        " alter table llmgw_core.replica disable trigger replica_fixed;"
         " update llmgw_core.replica set model = null where id = {replica}",
         "model",
     ),
@@ -45,6 +46,7 @@ ENDING = {
     ),
     "shard_without_a_port": (
         "alter table llmgw_core.shard alter port drop not null;"
+        " alter table llmgw_core.shard disable trigger shard_fixed;"
         " update llmgw_core.shard set port = null where replica_id = {replica}",
         None,
     ),

@@ -65,7 +65,8 @@ def _timeless(found: object) -> object:
 
 RULES = {
     "replica_transition": "replica", "shard_transition": "shard", "shard_fits": "shard",
-    "claim_fits": "gpu_claim", "setting_sane": "setting",
+    "claim_fits": "gpu_claim", "setting_sane": "setting", "shard_fixed": "shard",
+    "claim_fixed": "gpu_claim", "replica_over": "replica",
 }  # fmt: skip
 """They refuse much of what follows; somebody may have dropped them."""
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from controller.placement.model import Attempt, Refusal
+from controller.placement.model import Attempt, Move, Refusal
 from controller.reconcile.commit import REFUSALS, Writer
 from controller.reconcile.guard import GAP_S, Guard
 from controller.reconcile.snapshot import Seen
@@ -35,6 +35,15 @@ async def leader(asyncio_loop, database, fleet):
 
 def told(fleet) -> list[str]:
     return [row["model"] for row in fleet.rows(ATTEMPTS)]
+
+
+async def test_D10_the_same_refusal_again_is_no_reason_to_look_at_once(leader):
+    term = await leader.leads()
+    writer = Writer(leader.pool, leader.lease, TickStats())
+    never = [Move(999, "a", "ready", "failed", "nobody has it")]
+    assert [await writer.items(term, never) for _ in range(3)] == [True, False, False]
+    assert await writer.items(term, []) is False
+    assert await writer.items(term, never) is True
 
 
 async def test_an_attempt_is_told_once_and_again_when_it_changes_or_another_led(leader, fleet):
