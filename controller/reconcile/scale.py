@@ -7,6 +7,7 @@ old one leaves.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from controller.placement.model import Create, Model, Move, Replica
@@ -28,6 +29,10 @@ STAYING: Final = frozenset({"ready", "cordoned"})
 
 PATIENCE_S: Final = 5.0
 """So long a replacement looks for room of its own before the replica that it replaces may stop."""
+
+SETTLED_S: Final = 30.0
+"""A replacement that is ready frees the replica that it replaces within a tick or two: after this
+long it is one of the others."""
 
 _FIRST_TO_GO: Final = {"pending": 0, "failed": 1, "starting": 2, "ready": 3}
 
@@ -85,7 +90,11 @@ def _without_replacement(
     if not leaving or not others or _under_way(standings, around):
         return active
     newest = max(others, key=lambda s: (s.replica.created_at, s.replica.id))
-    if newest.state == "ready" and not demand.resides(newest.replica, around.now, around.settings):
+    # A residence of nothing would call it a wish in the moment in which it is ready.
+    stays = replace(
+        around.settings, min_residence_s=max(around.settings.min_residence_s, SETTLED_S)
+    )
+    if newest.state == "ready" and not demand.resides(newest.replica, around.now, stays):
         return active
     return [s for s in active if s is not newest]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.placement.model import Asked, Create, Move
+from controller.placement.model import Asked, Create, Move, Settings
 from controller.reconcile.scale import PATIENCE_S
 from tests.placement.made_fleet import gpu, model, node, profile
 from tests.placement.simulated import Fleet
@@ -202,3 +202,15 @@ def test_D11_uncordon_before_the_replacement_is_ready_leaves_everything_as_it_wa
     del one.states["n1"]
     one.settle()
     assert (one.states_of(), one.nodes_of()) == (["ready"], ["n1"])
+
+
+def test_a_replacement_is_no_wish_for_more_where_nobody_resides():
+    """Held at what there is, each replacement counted as wanted: five replicas of one model."""
+    fleet = Fleet({"n1": node("n1", 6)}, {"m": model("m", 1, max_replicas=5)})
+    fleet.settings = Settings(min_residence_s=0.0)
+    fleet.settle()
+    fleet.replicas[1] = replace(fleet.replicas[1], replace_asked=fleet.now)
+    fleet.models["m"] = replace(fleet.models["m"], asked=Asked(heard=False))
+    fleet.settle()
+    assert fleet.states_of("m") == ["ready"]
+    assert fleet.replicas[1].state == "gone"
