@@ -95,6 +95,7 @@ def run_script(connection: Connection, script: str) -> None:
 def apply_code(connection: Connection) -> None:
     """Re-applies functions and views whole, in the caller's transaction, as the owner role."""
     run_script(connection, "alter table llmgw_core.alembic_version owner to llmgw_owner")
+    _let_see_sessions(connection)
     run_script(connection, "set local role llmgw_owner")
     functions, views = code_files("functions"), code_files("views")
     for entry in functions:
@@ -117,6 +118,18 @@ def apply_code(connection: Connection) -> None:
     )
     connection.execute(text("select llmgw_core.partitions_keep_v1(7)"))
     run_script(connection, "reset role")
+
+
+def _let_see_sessions(connection: Connection) -> None:
+    """So that `llmgwctl doctor` names who holds an old snapshot, whatever role that is (F16)."""
+    may = "select pg_has_role('llmgw_owner', 'pg_read_all_stats', 'usage')"
+    if connection.execute(text(may)).scalar():
+        return
+    try:
+        with connection.begin_nested():
+            run_script(connection, "grant pg_read_all_stats to llmgw_owner")
+    except psycopg.Error:
+        pass  # only a superuser may: the doctor says what is not seen, and what to do
 
 
 def _drop_views(connection: Connection) -> None:

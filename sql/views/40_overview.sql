@@ -36,8 +36,7 @@ select
         'leader', (select l.holder from llmgw.leases l where l.name = 'tick' and l.held), 'term', (select l.term from llmgw_core.lease l where l.name = 'tick'),
         'since', (select l.acquired_at from llmgw.leases l where l.name = 'tick' and l.held)) from llmgw.controllers c) as controllers,
     (select jsonb_build_object('version', current_setting('server_version'), 'notify_queue', pg_notification_queue_usage(),
-        'oldest_transaction_s', (select round(extract(epoch from max(clock_timestamp() - a.xact_start)), 1) from pg_stat_activity a
-                                 where a.datname = current_database() and a.pid <> pg_backend_pid()))) as database,
+        'oldest_transaction_s', (select round(max(t.open_s)::numeric, 1) from llmgw_core.transactions() t))) as database,
     (select coalesce(jsonb_agg(jsonb_strip_nulls(to_jsonb(g))), '[]') from llmgw.gang_capacity g) as gangs;
 comment on view llmgw.summary is 'The fleet at a glance, one row: llmgwctl status.';
 
@@ -60,8 +59,18 @@ select format('controller %s/%s', c.hostname, c.pid), 'catalog', case c.catalog 
     coalesce(c.catalog_problem, format('%s (%s) is applied', c.catalog_file, c.catalog_digest)),
     case c.catalog when 'differs' then 'Make the files of all controllers the same; SIGHUP to a controller applies its own.'
                    when 'refused' then 'Correct the file and send this controller a SIGHUP.' end, 0, c.started_at
-from llmgw.controllers c where c.alive and c.catalog is not null;
-comment on view llmgw.doctor is 'Checks of every node: what its agent found of itself, and what only the database knows (silence, clock); and of controllers, whose node is ''controller HOST/PID'': whether their catalog file is the one that is applied. result: pass, warn or fail; remedy says what to do.';
+from llmgw.controllers c where c.alive and c.catalog is not null
+union all
+select 'database', 'snapshot', case when t.open_s > 10 * llmgw_core.snapshot_old_s() then 'fail' else 'warn' end,
+    format('%s%s holds a snapshot for %s s: dead rows stay, and every poll grows slower', t.who, ' pid ' || t.pid, round(t.open_s)),
+    case when t.pid is null then 'Finish it: rollback prepared.' else format('End it: select pg_terminate_backend(%s). Give its role a limit: '
+        'alter role ... set idle_in_transaction_session_timeout = ''5min''.', t.pid) end, 0, clock_timestamp()
+from llmgw_core.transactions() t where t.holds and t.open_s > llmgw_core.snapshot_old_s()
+union all
+select 'database', 'statistics', 'warn', 'transactions of other roles cannot be seen, so an old one is not told of',
+    'As a superuser: grant pg_read_all_stats to llmgw_owner.', 1, clock_timestamp()
+where not pg_has_role('llmgw_owner', 'pg_read_all_stats', 'usage');
+comment on view llmgw.doctor is 'Checks of every node: what its agent found of itself, and what only the database knows (silence, clock); of controllers, whose node is ''controller HOST/PID'': whether their catalog file is the one that is applied; and of ''database'': transactions open for so long that dead rows pile up. result: pass, warn or fail; remedy says what to do.';
 
 create or replace view llmgw.trouble as
 select 'node ' || state as what, node_id as object, state_reason as why from llmgw_core.node_state where state in ('unreachable', 'lost')
@@ -82,8 +91,9 @@ union all select 'models take turns', d.model, format('%s of its replicas made r
 union all select 'nobody leads', 'duty ' || name, 'no live controller holds the lease' from llmgw.leases where not held
 union all select 'catalog ' || catalog, 'controller ' || hostname || '/' || pid, catalog_problem from llmgw.controllers
     where alive and catalog <> 'applied'
-union all select 'idle in transaction', application_name || ' pid ' || pid, (clock_timestamp() - state_change)::text from pg_stat_activity
-    where state like 'idle in tr%' and clock_timestamp() - state_change > interval '5 s'
+union all select 'idle in transaction', format('%s pid %s', who, pid), format('for %s s', round(idle_s)) from llmgw_core.transactions() where idle_s > 5
+union all select 'old snapshot', format('%s%s', who, ' pid ' || pid), format('open for %s s', round(open_s)) from llmgw_core.transactions()
+    where holds and open_s > llmgw_core.snapshot_old_s()
 union all select 'notify queue filling', current_database(), round(100 * pg_notification_queue_usage()) || ' %' where pg_notification_queue_usage() > 0.01
 union all select 'heartbeats are not HOT', relname, n_tup_hot_upd || ' of ' || n_tup_upd from pg_stat_user_tables
     where schemaname = 'llmgw_core' and relname = 'beat' and n_tup_upd > 1000 and n_tup_hot_upd < 0.95 * n_tup_upd;

@@ -55,6 +55,43 @@ def test_F17_no_index_on_times_and_room_on_the_pages(fleet):
         assert "autovacuum_vacuum_threshold" in options
 
 
+DOCTOR = "select result, evidence, remedy from llmgw.doctor where node = 'database'"
+
+
+def test_F16_an_old_snapshot_is_named_by_the_doctor_whoever_holds_it(fleet, database):
+    """As Grafana or a psql left open hold it: only read, another role's, seen by a reader."""
+    with (
+        connected(database, database.read_url) as reader,
+        connected(database, database.controller_url) as open_,
+    ):
+        open_.execute("set application_name = 'grafana'")
+        open_.execute("begin isolation level repeatable read")
+        open_.execute("select * from llmgw.nodes")
+        assert reader.execute(DOCTOR).fetchall() == []
+        old = "insert into llmgw_core.setting values ('snapshot_old', %s, 's', 'test')"
+        fleet.admin.execute(old, (0.0,))
+        for told in (reader.execute(DOCTOR), fleet.controller.execute(DOCTOR)):
+            (row,) = [
+                row for row in told.fetchall() if "grafana (test_controller)" in row["evidence"]
+            ]
+            assert row["result"] == "fail"
+            assert f"pg_terminate_backend({open_.info.backend_pid})" in row["remedy"]
+        trouble = "select object from llmgw.trouble where what = 'old snapshot'"
+        assert any("grafana" in row["object"] for row in reader.execute(trouble).fetchall())
+        open_.execute("rollback")
+        open_.execute("begin")
+        open_.execute("select 1")  # read committed between two statements: it holds nothing back
+        assert not any("grafana" in row["evidence"] for row in reader.execute(DOCTOR).fetchall())
+        open_.execute("rollback")
+
+
+def test_F16_who_may_not_see_transactions_says_so(fleet):
+    with fleet.admin.transaction(force_rollback=True):
+        fleet.admin.execute("revoke pg_read_all_stats from llmgw_owner")
+        (row,) = fleet.rows(DOCTOR)
+        assert (row["result"], "cannot be seen" in row["evidence"]) == ("warn", True)
+
+
 def heard(fleet, listener):
     """Payloads that came before a marker sent now."""
     fleet.admin.execute("select pg_notify('llmgw', 'marker')")
