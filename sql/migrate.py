@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 MIGRATION_LOCK = (7720, 1)
+JIT_OFF = """do $$ begin
+    execute format('alter database %I set jit = off', current_database());
+end $$"""
+"""Our views are wide and their tables small: compiling takes seconds, running them milliseconds."""
 
 
 def sqlalchemy_url(url: str) -> URL:
@@ -96,6 +100,7 @@ def apply_code(connection: Connection) -> None:
     """Re-applies functions and views whole, in the caller's transaction, as the owner role."""
     run_script(connection, "alter table llmgw_core.alembic_version owner to llmgw_owner")
     _let_see_sessions(connection)
+    _turn_jit_off(connection)
     run_script(connection, "set local role llmgw_owner")
     functions, views = code_files("functions"), code_files("views")
     for entry in functions:
@@ -130,6 +135,14 @@ def _let_see_sessions(connection: Connection) -> None:
             run_script(connection, "grant pg_read_all_stats to llmgw_owner")
     except psycopg.Error:
         pass  # only a superuser may: the doctor says what is not seen, and what to do
+
+
+def _turn_jit_off(connection: Connection) -> None:
+    try:
+        with connection.begin_nested():
+            run_script(connection, JIT_OFF)
+    except psycopg.Error:
+        pass  # only the database's owner may: the doctor says it
 
 
 def _drop_views(connection: Connection) -> None:

@@ -105,6 +105,8 @@ def database(postgres: embedded.Server) -> Iterator[Database]:
                 psql.Identifier(name), psql.Identifier(TEMPLATE)
             )
         )
+    with psycopg.connect(_url(postgres.url, name), autocommit=True) as connection:
+        connection.execute(migrate.JIT_OFF)  # a clone has no settings of its template
     try:
         yield Database(
             name,

@@ -69,8 +69,12 @@ from llmgw_core.transactions() t where t.holds and t.open_s > llmgw_core.snapsho
 union all
 select 'database', 'statistics', 'warn', 'transactions of other roles cannot be seen, so an old one is not told of',
     'As a superuser: grant pg_read_all_stats to llmgw_owner.', 1, clock_timestamp()
-where not pg_has_role('llmgw_owner', 'pg_read_all_stats', 'usage');
-comment on view llmgw.doctor is 'Checks of every node: what its agent found of itself, and what only the database knows (silence, clock); of controllers, whose node is ''controller HOST/PID'': whether their catalog file is the one that is applied; and of ''database'': transactions open for so long that dead rows pile up. result: pass, warn or fail; remedy says what to do.';
+where not pg_has_role('llmgw_owner', 'pg_read_all_stats', 'usage')
+union all
+select 'database', 'jit', 'warn', 'queries are compiled, which takes seconds where running them takes milliseconds',
+    format('As the owner of the database: alter database %I set jit = off', current_database()), 2, clock_timestamp()
+where pg_jit_available();
+comment on view llmgw.doctor is 'Checks of every node: what its agent found of itself, and what only the database knows (silence, clock); of controllers, whose node is ''controller HOST/PID'': whether their catalog file is the one that is applied; and of ''database'': transactions open for so long that dead rows pile up, and just-in-time compilation. result: pass, warn or fail; remedy says what to do.';
 
 create or replace view llmgw.trouble as
 select 'node ' || state as what, node_id as object, state_reason as why from llmgw_core.node_state where state in ('unreachable', 'lost')
