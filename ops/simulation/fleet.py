@@ -1,4 +1,4 @@
-"""Fleets as YAML: groups of equal nodes. Pure; read by the simulator and by tests.
+"""Fleets as YAML: groups of equal nodes. Read by the simulator and by tests.
 
 groups:
   - name: gpu-{:04d}          # one name per node, counted from 0
@@ -14,6 +14,7 @@ engines: {start_s: [0.2, 1.0], fail_share: 0.0}
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from agent.probes.card import Gpu
 
 PORTS_PER_NODE = 1000
+NETWORK = 1 + os.getpid() % 200
+"""Two simulations on one machine share no address, as long as their numbers are near."""
 
 
 class Strict(BaseModel):
@@ -113,7 +116,7 @@ class SimNode:
         self.domain = (f"6b1e{at:04x}-0000-4000-8000-{self.rack:012x}", self.rack % 4)
         self.labels = {k: v.replace("{rack}", str(self.rack)) for k, v in group.labels.items()}
         # Loopback holds 16 million addresses, so each node has its own and ports may repeat.
-        self.address = f"127.{1 + index // 62500}.{index // 250 % 250}.{1 + index % 250}"
+        self.address = f"127.{NETWORK + index // 62500}.{index // 250 % 250}.{1 + index % 250}"
         self.ports = (20000, 20000 + PORTS_PER_NODE - 1)
 
     def cards(self) -> list[Gpu]:
