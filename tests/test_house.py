@@ -229,6 +229,37 @@ def test_the_sql_rule_lets_words_pass(text: str) -> None:
     assert not SQL_START.match(text)
 
 
+LOCAL_CLOCK = re.compile(
+    r"\btime\.(time|time_ns|localtime|gmtime|ctime|strftime|asctime)\b|CLOCK_REALTIME"
+    r"|\bdate(time)?\.(now|utcnow|today)\(|\bfrom time import (?!monotonic$)",
+    re.MULTILINE,
+)
+SHOWS_SKEW = {"agent/loop.py": 1, "agent/database_check.py": 1}
+"""Where a process says what its own clock shows, for the database to compare."""
+
+
+def test_F20_no_local_clock_is_read_but_to_show_how_far_off_it_is() -> None:
+    found = {n: len(LOCAL_CLOCK.findall(text_of(n))) for n in files(".py", *PACKAGES)}
+    assert {name: count for name, count in found.items() if count} == SHOWS_SKEW
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("at = time.time()", True),
+        ("datetime.datetime.now(UTC)", True),
+        ("time.clock_gettime(time.CLOCK_REALTIME)", True),
+        ("from time import time", True),
+        ("from time import monotonic", False),
+        ("found = scores.now(pool)", False),
+        ("began = time.monotonic()", False),
+        ("trio.current_time()", False),
+    ],
+)
+def test_F20_the_rule_tells_clocks_apart(text: str, seen: bool) -> None:
+    assert bool(LOCAL_CLOCK.search(text)) is seen
+
+
 def test_named_queries_say_why() -> None:
     """A name line, then a comment line, then the statement."""
     silent = []
