@@ -256,6 +256,9 @@ class Snapshot:
     models: tuple[Model, ...]
     replicas: tuple[Replica, ...]
     settings: Settings = Settings()
+    unread_nodes: frozenset[str] = frozenset()
+    """Nodes and models whose rows cannot be read: there, and nothing is done about them (D10)."""
+    unread_models: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from controller.placement.model import Asked, Model, Profile, Settings
 from controller.reconcile.fitted import fitted
-from controller.reconcile.rows import Notes, Row, each, whole
+from controller.reconcile.rows import Notes, Row, at_least, each, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -119,7 +119,7 @@ def _profile(
         start_deadline_s=row["start_deadline_s"],
         spec=spec,
     )
-    return whole(made)
+    return at_least(whole(made), gpus=0, shards=1, gpu_memory_mib=1, cpus=0, memory_mib=1)
 
 
 def _asked(row: Row) -> tuple[str, Asked]:
@@ -145,4 +145,4 @@ def _model(row: Row, profiles: list[Profile]) -> Model:
         priority=row["priority"],
         asked=Asked(heard=False),
     )
-    return whole(made)
+    return at_least(whole(made), min_replicas=0, max_replicas=0)

@@ -85,11 +85,11 @@ def _unsettled(
         if name in busy or not demand.holds(model, counts[name], around.now, around.settings):
             found[name] = []
     orphans: dict[str, list[Replica]] = {}
-    if found or counts.keys() - catalog.keys():
+    if found or counts.keys() - catalog.keys() - snapshot.unread_models:
         for replica in snapshot.replicas:
             if replica.model in found:
                 found[replica.model].append(replica)
-            elif replica.model not in catalog:
+            elif replica.model not in catalog and replica.model not in snapshot.unread_models:
                 orphans.setdefault(replica.model or "", []).append(replica)
     notes += [f"replica {r.id} has no model and is wound down" for r in orphans.get("", [])]
     return found | {name: orphans[name] for name in sorted(orphans)}

@@ -103,6 +103,7 @@ def lost_nodes(
     that replicas still need count: those given up before, or never seen, say nothing about now.
     """
     held = {shard.node_id for r in snapshot.replicas if r.state in LAUNCHED for shard in r.shards}
+    held -= snapshot.unread_nodes
     silent = {
         id_
         for id_ in held

@@ -75,6 +75,8 @@ class Mirror:
         self._nodes: dict[str, Node] = {}
         self._replicas: dict[int, Replica] = {}
         self._models: list[Model] = []
+        self._unread_nodes: frozenset[str] = frozenset()
+        self._unread_models: frozenset[str] = frozenset()
         self._settings = Settings()
         self._numbers: dict[str, float] = {}
         self._in_flight: dict[int, int] = {}
@@ -109,6 +111,8 @@ class Mirror:
         notes = self._notes["node"]
         made = {node.id: node for node in node_rows.nodes(tables, _without(notes, look.nodes))}
         self._nodes = _merged(self._nodes, look.nodes, made)
+        unread = {row["id"] for row in tables["nodes"]} - made.keys()
+        self._unread_nodes = self._unread_nodes.difference(look.nodes) | unread
         notes = self._notes["replica"]
         found = replica_rows.replicas(tables, _without(notes, look.replicas))
         self._replicas = _merged(self._replicas, look.replicas, {r.id: r for r in found})
@@ -121,6 +125,7 @@ class Mirror:
     def _forget(self) -> None:
         for kept in (self._nodes, self._replicas, self._in_flight, self._last_used):
             kept.clear()
+        self._unread_nodes = frozenset()
         for notes in self._notes.values():
             notes.clear()
 
@@ -129,6 +134,8 @@ class Mirror:
         self._numbers = catalog_rows.numbers(tables["settings"], notes)
         self._settings = catalog_rows.settings(self._numbers)
         self._models = catalog_rows.models(tables, self._numbers, notes)
+        read = {model.name for model in self._models}
+        self._unread_models = frozenset(row["name"] for row in tables["models"]) - read
 
     def _take_uses(self, rows: Iterable[Row]) -> None:
         """A replica that is not among them runs nothing, and was last used when it was said."""
@@ -177,7 +184,12 @@ class Mirror:
         if self.clock is not None and self.clock.blind:
             notes[""].append(BLIND)
         fleet = Snapshot(
-            tuple(nodes.values()), models, tuple(self._replicas.values()), self._settings
+            tuple(nodes.values()),
+            models,
+            tuple(self._replicas.values()),
+            self._settings,
+            self._unread_nodes,
+            self._unread_models,
         )
         every = (*self._notes.values(), notes)
         return fleet, [text for some in every for key in sorted(some) for text in some[key]]

@@ -80,7 +80,7 @@ def _node(
         memory_mib=row["memory_effective_mib"],
         memory_claimed_mib=(row["memory_mib"] or 0) + _pooled(cards),
         gpus=tuple(cards),
-        ports=(int(row["port_first"]), int(row["port_last"])),
+        ports=_ports(int(row["port_first"]), int(row["port_last"])),
         ports_taken=frozenset(row["ports"] or ()),
         engines=engines if row["reported"] else None,
         provisions=frozenset(provisions) if isinstance(provisions, list) else frozenset(),
@@ -98,6 +98,12 @@ def _node(
         declared={key: frozenset(found["names"]) for key, found in (row["fabrics"] or {}).items()},
     )
     return whole(made)
+
+
+def _ports(first: int, last: int) -> tuple[int, int]:
+    if not 1 <= first <= last <= 65535:
+        raise ValueError(f"ports {first} to {last} are no range")
+    return first, last
 
 
 def _pooled(cards: list[Gpu]) -> int:

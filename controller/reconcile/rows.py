@@ -55,6 +55,15 @@ def whole(made: T) -> T:
     return made
 
 
+def at_least(made: T, **lowest: float) -> T:
+    """``made``, unless one of these numbers is lower: a constraint was dropped. None may be."""
+    for name, low in lowest.items():
+        value = getattr(made, name)
+        if value is not None and not value >= low:
+            raise ValueError(f"{name} is {value}, less than {low:g}")
+    return made
+
+
 @cache
 def _required(kind: type) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
     names = tuple(field.name for field in fields(kind) if "None" not in str(field.type))

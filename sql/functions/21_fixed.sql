@@ -28,7 +28,7 @@ create or replace function llmgw_core.check_claim_fixed() returns trigger
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 begin
     -- A shard that is over, or deleted, gives its cards back: then its engine is not on them any more.
-    if exists (select 1 from llmgw_core.shard where id = old.shard_id and state not in ('stopped', 'failed'))
+    if exists (select 1 from llmgw_core.shard where id = old.shard_id and node_id = old.node_id and state not in ('stopped', 'failed'))
             and (tg_op = 'DELETE' or (new.shard_id, new.node_id, new.gpu_uuid) is distinct from (old.shard_id, old.node_id, old.gpu_uuid)) then
         raise exception 'shard % runs on gpu % of node %: end the shard, and the card is free', old.shard_id, old.gpu_uuid, old.node_id
             using errcode = 'LG003';

@@ -98,6 +98,14 @@ union all select 'catalog ' || catalog, 'controller ' || hostname || '/' || pid,
 union all select 'idle in transaction', format('%s pid %s', who, pid), format('for %s s', round(idle_s)) from llmgw_core.transactions() where idle_s > 5
 union all select 'old snapshot', format('%s%s', who, ' pid ' || pid), format('open for %s s', round(open_s)) from llmgw_core.transactions()
     where holds and open_s > llmgw_core.snapshot_old_s()
+union all select 'card held by nobody', format('%s gpu %s', c.node_id, c.gpu_uuid),
+        format('shard %s is over or not on that node: delete from llmgw_core.gpu_claim where shard_id = %s', c.shard_id, c.shard_id)
+    from llmgw_core.gpu_claim c left join llmgw_core.shard s on s.id = c.shard_id and s.node_id = c.node_id and s.state not in ('stopped', 'failed')
+    where s.id is null
+union all select 'shard that nobody needs', format('%s on %s', s.id, s.node_id),
+        format('replica %s is %s: update llmgw_core.shard set desired = ''stopped'' where id = %s', r.id, r.state, s.id)
+    from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id
+    where s.state not in ('stopped', 'failed') and s.desired = 'running' and (s.launch <> r.launch or r.state in ('pending', 'stopping', 'failed', 'gone'))
 union all select 'notify queue filling', current_database(), round(100 * pg_notification_queue_usage()) || ' %' where pg_notification_queue_usage() > 0.01
 union all select 'heartbeats are not HOT', relname, n_tup_hot_upd || ' of ' || n_tup_upd from pg_stat_user_tables
     where schemaname = 'llmgw_core' and relname = 'beat' and n_tup_upd > 1000 and n_tup_hot_upd < 0.95 * n_tup_upd;

@@ -90,6 +90,41 @@ ENDING = {
         " update llmgw_core.setting set value = null where name in ('stable', 'guard')",
         None,
     ),
+    "profile_of_negative_numbers": (
+        "alter table llmgw_core.profile drop constraint profile_gpus_check;"
+        " update llmgw_core.profile set gpus = -1 where model = 'old'",
+        "gpus is -1",
+    ),
+    "profile_of_no_shard": (
+        "alter table llmgw_core.profile drop constraint profile_shards_check;"
+        " update llmgw_core.profile set shards = 0 where model = 'old'",
+        "shards is 0",
+    ),
+    "model_of_negative_numbers": (
+        "alter table llmgw_core.model drop constraint model_min_replicas_check;"
+        " update llmgw_core.model set min_replicas = -1 where name = 'old'",
+        "min_replicas is -1",
+    ),
+    "node_of_negative_ports": (
+        "alter table llmgw_core.node drop constraint node_port_first_check;"
+        " update llmgw_core.node set port_first = -5 where id = 'bad'",
+        "ports -5 to 20099",
+    ),
+    "replica_of_negative_numbers": (
+        "update llmgw_core.replica set restarts = -3 where id = {replica}",
+        None,
+    ),
+    "replica_of_a_deleted_model": (
+        "alter table llmgw_core.model disable trigger all;"
+        " alter table llmgw_core.profile disable trigger all;"
+        " delete from llmgw_core.model where name = 'old'",
+        None,
+    ),
+    "card_in_two_minds": (
+        "alter table llmgw_core.gpu_claim disable trigger all;"
+        " update llmgw_core.gpu_claim set memory_mib = 5",
+        None,
+    ),
     "settings_of_nonsense": (
         "alter table llmgw_core.setting disable trigger setting_sane;"
         " update llmgw_core.setting set value = 'nan' where name in ('guard', 'backoff_base');"
@@ -99,6 +134,13 @@ ENDING = {
 }
 
 
+AFTER = {
+    "unknown_state_of_a_replica": "haunted",
+    "replica_of_a_deleted_model": "stopping",
+}
+"""Elsewhere what serves goes on serving: nobody gives it up for a row that cannot be read."""
+
+
 @pytest.mark.parametrize("what", ENDING)
 async def test_D10_one_bad_row_stops_nobody_else(asyncio_loop, database, fleet, what):
     statements, word = ENDING[what]
@@ -106,6 +148,7 @@ async def test_D10_one_bad_row_stops_nobody_else(asyncio_loop, database, fleet, 
     fleet.model("old", GPU)
     async with duty(database.settings()) as one:
         old, _ = fleet.running("old", bad, 0)
+        fleet.admin.execute("update llmgw_core.setting set value = 0 where name = 'guard'")
         # The lease passes from the builder to the ticker.
         fleet.admin.execute("update llmgw_core.lease set expires_at = clock_timestamp()")
         fleet.admin.execute(statements.format(replica=old))
@@ -120,6 +163,8 @@ async def test_D10_one_bad_row_stops_nobody_else(asyncio_loop, database, fleet, 
         assert fleet.value(placed) == "good"
         if word is not None:
             assert any(word in note for note in one.ticker.stats.notes), one.ticker.stats.notes
+        state = fleet.value("select state from llmgw_core.replica where id = %s", old)
+        assert state == AFTER.get(what, "ready")
         # The old replica keeps what it holds, so nobody is given its card.
         assert fleet.value("select count(*) from llmgw_core.gpu_claim where node_id = 'bad'") == 1
 

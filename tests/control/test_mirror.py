@@ -49,7 +49,7 @@ async def differ(pool: Pool, mirror: Mirror) -> list[str]:
     kept, fresh = await snapshot.read(pool, mirror), await snapshot.read(pool)
     assert kept.notes == fresh.notes
     found = []
-    for field in ("nodes", "models", "replicas", "settings"):
+    for field in ("nodes", "models", "replicas", "settings", "unread_nodes", "unread_models"):
         ours, theirs = getattr(kept.snapshot, field), getattr(fresh.snapshot, field)
         if _timeless(ours) != _timeless(theirs):
             found.append(f"{field}: {ours} is {theirs}")

@@ -80,3 +80,27 @@ def test_a_claim_is_made_only_for_a_live_shard_of_its_node(fleet, running):
     _, shard = running
     for number, node, card in ((shard, "n2", "n2-0"), (999, "n1", "n1-1"), (None, "n1", "n1-1")):
         assert refusal_of(fleet.admin, claim, (number, node, card)) in ("LG003", "23502", "23503")
+
+
+PAST_RULES = {
+    # What only a superuser who switches the rules off can do, and what trouble says of it.
+    "delete from llmgw_core.shard": "card held by nobody",
+    "update llmgw_core.shard set node_id = 'n2'": "card held by nobody",
+    "update llmgw_core.shard set state = 'failed'": "card held by nobody",
+    "update llmgw_core.replica set state = 'gone'": "shard that nobody needs",
+    "update llmgw_core.replica set launch = launch + 1": "shard that nobody needs",
+}
+
+
+@pytest.mark.parametrize("statement", PAST_RULES)
+def test_rows_that_rules_could_not_follow_are_told_with_what_to_do(fleet, running, statement):
+    told = "select what, why from llmgw.trouble where what in (%s, %s)"
+    kinds = sorted(set(PAST_RULES.values()))
+    assert fleet.rows(told, *kinds) == []
+    with fleet.admin.transaction():
+        fleet.admin.execute("set local session_replication_role = replica")
+        fleet.admin.execute(statement)
+    (row,) = fleet.rows(told, *kinds)
+    assert row["what"] == PAST_RULES[statement]
+    fleet.admin.execute(row["why"].partition(": ")[2])  # as it says
+    assert fleet.rows(told, *kinds) == []
