@@ -34,7 +34,9 @@ PASSWORD = "test-only"
 numbers = itertools.count(1)
 
 # How fast an example was says how busy the machine is, and nothing of ours.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 

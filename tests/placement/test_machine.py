@@ -177,7 +177,7 @@ class Machine(RuleBasedStateMachine):
         assert {s.replica for s in fleet.shards.values() if not s.over} == wanted
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.slow

@@ -314,7 +314,7 @@ def test_no_word_of_one_node_changes_a_row_of_another_or_breaks_a_view(fleet, tw
 
     passed: list[bool] = []
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(CALLS, min_size=1, max_size=6))
     def attack(calls):
         before = foreign_rows(fleet, "a")
