@@ -43,11 +43,15 @@ async def period(
     into[name] = found
 
 
+def heading(command: str, machine: dict[str, Any]) -> None:
+    """Print what was asked, and of which machine the figures are."""
+    print(f"$ {command}")
+    print(f"machine: {machine['cores']} cores, {machine['cpu']}; load {machine['load_before']}")
+
+
 def show(result: dict[str, Any]) -> None:
     """Print a table of everything."""
-    machine = result["machine"]
-    print(f"$ {result['command']}")
-    print(f"machine: {machine['cores']} cores, {machine['cpu']}; load {machine['load_before']}")
+    heading(result["command"], result["machine"])
     print(GOALS)
     if "fleet" in result:
         _show_fleet(result["fleet"])

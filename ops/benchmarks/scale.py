@@ -22,7 +22,7 @@ import click
 import trio
 
 from agent.door import SqlDoor
-from ops.benchmarks import postgres, processes
+from ops.benchmarks import postgres, processes, report
 from ops.benchmarks.discovery import controller, token
 from ops.simulation.fleet import uniform
 from ops.simulation.node import build
@@ -213,8 +213,7 @@ def scale(nodes: int, rounds: int, file: Path | None) -> None:
     }
     if file is not None:
         file.write_text(json.dumps(result, indent=1))
-    print(f"$ {result['command']}")
-    print(f"machine: {machine['cores']} cores, {machine['cpu']}; load {machine['load_before']}")
+    report.heading(result["command"], machine)
     print("                          p50       p99       max  (ms after the request was sent)")
     for name, stage in result["stages_ms"].items():
         print(f"{name:20} " + " ".join(f"{stage[key]:9.1f}" for key in ("p50", "p99", "max")))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import psycopg
 
-from ops.benchmarks import postgres, processes
+from ops.benchmarks import postgres, processes, report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +42,7 @@ def tick(nodes: Sequence[int], ticks: int, file: Path | None) -> None:
     """What the leader's tick costs over fleets of these numbers of nodes."""
     sizes = " ".join(f"--nodes {count}" for count in nodes)
     machine = processes.machine()
-    print(f"$ ops/bench tick {sizes} --ticks {ticks}")
-    print(f"machine: {machine['cores']} cores, {machine['cpu']}; load {machine['load_before']}")
+    report.heading(f"ops/bench tick {sizes} --ticks {ticks}", machine)
     print(f"{GOALS}\n{HEAD}")
     fleets = []
     for count in nodes:

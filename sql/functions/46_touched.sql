@@ -24,13 +24,13 @@ begin
 end $$;
 comment on function llmgw_core.touch_nodes_moved() is 'Statement trigger of updates: the nodes of its rows, as they were and as they are, have changed.';
 
-create or replace function llmgw_core.touch_node() returns trigger
+create or replace function llmgw_core.touch_row() returns trigger
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 begin
-    perform llmgw_core.touch('node', case tg_op when 'DELETE' then old.id else new.id end);
+    perform llmgw_core.touch(tg_argv[0], case tg_op when 'DELETE' then old.id::text else new.id::text end);
     return null;
 end $$;
-comment on function llmgw_core.touch_node() is 'Row trigger of node.';
+comment on function llmgw_core.touch_row() is 'Row trigger of node and replica: the object of its kind (the argument) has changed.';
 
 create or replace function llmgw_core.touch_load() returns trigger
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -66,14 +66,6 @@ begin
 end $$;
 comment on function llmgw_core.touch_claim() is 'Row trigger of gpu_claim: its node and the replica of its shard have changed.';
 
-create or replace function llmgw_core.touch_replica() returns trigger
-language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
-begin
-    perform llmgw_core.touch('replica', case tg_op when 'DELETE' then old.id else new.id end::text);
-    return null;
-end $$;
-comment on function llmgw_core.touch_replica() is 'Row trigger of replica.';
-
 create or replace function llmgw_core.touch_all() returns trigger
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 begin
@@ -106,9 +98,9 @@ end $$;
 
 create or replace trigger touched_facts after insert or update or delete on llmgw_core.weight
     for each statement execute function llmgw_core.touch_all('facts');
-create or replace trigger touched_row after insert or delete on llmgw_core.node for each row execute function llmgw_core.touch_node();
+create or replace trigger touched_row after insert or delete on llmgw_core.node for each row execute function llmgw_core.touch_row('node');
 create or replace trigger touched_update after update on llmgw_core.node
-    for each row when (old is distinct from new) execute function llmgw_core.touch_node();
+    for each row when (old is distinct from new) execute function llmgw_core.touch_row('node');
 create or replace trigger touched_row after insert on llmgw_core.node_load for each row execute function llmgw_core.touch_load();
 -- Fast facts come with every sync: only what foreign processes hold is looked at by decisions.
 create or replace trigger touched_update after update on llmgw_core.node_load for each row
@@ -123,9 +115,9 @@ create or replace trigger touched_update after update on llmgw_core.shard for ea
         is distinct from (new.replica_id, new.launch, new.rank, new.node_id, new.state, new.port, new.master_port, new.error, new.log_tail, new.state_at, new.cpus, new.memory_mib))
     execute function llmgw_core.touch_shard();
 create or replace trigger touched_row after insert or update or delete on llmgw_core.gpu_claim for each row execute function llmgw_core.touch_claim();
-create or replace trigger touched_row after insert or delete on llmgw_core.replica for each row execute function llmgw_core.touch_replica();
+create or replace trigger touched_row after insert or delete on llmgw_core.replica for each row execute function llmgw_core.touch_row('replica');
 create or replace trigger touched_update after update on llmgw_core.replica
-    for each row when (old is distinct from new) execute function llmgw_core.touch_replica();
+    for each row when (old is distinct from new) execute function llmgw_core.touch_row('replica');
 
 do $$
 declare
