@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ops.benchmarks.discovery import discovery
+from ops.benchmarks.router import router
 from ops.benchmarks.scale import scale
 from ops.benchmarks.tick import tick
 
@@ -15,6 +16,7 @@ def main() -> None:
 
 
 main.add_command(discovery)
+main.add_command(router)
 main.add_command(scale)
 main.add_command(tick)
 
