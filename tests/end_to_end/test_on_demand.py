@@ -8,6 +8,9 @@ import sys
 import tempfile
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +18,19 @@ import pytest
 
 from tests import fake_engine
 from tests.end_to_end.cluster import Cluster, clusters
+from tests.end_to_end.stops import STOPS, Stops
 from tests.end_to_end.traffic import send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.end_to_end.traffic import Sent
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 NAMES = ("red", "green", "blue")
+ROUNDS, BESIDE = 4, 25
+"""A round takes five seconds of waiting, so that many models have theirs side by side."""
 SLOT = 0.9 * len(os.sched_getaffinity(0))
 """Cores of one of the models here: no two fit on a node."""
 
@@ -61,12 +69,13 @@ def test_D26_three_models_on_one_slot_serve_alternating_requests(cluster: Cluste
         cluster.gone(name)
 
 
-def _fake(cluster: Cluster, name: str, **default: Any) -> None:
-    """A model on demand that takes the whole slot, with an engine that does as it is told."""
+def _fake(cluster: Cluster, name: str, cpus: float = SLOT, **default: Any) -> None:
+    """A model on demand (that takes the whole slot), with an engine that does as it is told."""
     program = [sys.executable, fake_engine.__file__, "--host", "{host}", "--port", "{port}"]
     program += ["--default", json.dumps(default)]
-    cluster.model(name, least=0, engine="command", command=program, args=[], cpus=SLOT,
-                  health_path="/health", exclude_nodes=["n2"])  # fmt: skip
+    exclude = ["n2"] if cpus == SLOT else []
+    cluster.model(name, least=0, engine="command", command=program, args=[], cpus=cpus,
+                  health_path="/health", exclude_nodes=exclude)  # fmt: skip
 
 
 def test_D17_a_model_that_is_always_busy_lets_another_in_and_finishes_what_it_runs(
@@ -118,21 +127,64 @@ def test_D19_callers_that_give_up_in_turn_share_one_load(cluster: Cluster) -> No
     cluster.gone("slow")
 
 
-def test_D16_a_request_at_the_moment_of_the_stop_is_served(cluster: Cluster) -> None:
+def test_D16_requests_at_the_moment_of_the_stop_are_served_100_times(cluster: Cluster) -> None:
     cluster.set("min_residence", 1)
-    _fake(cluster, "brief", gap=0.1)
-    cluster.post("/models/brief/scale", min=0, idle_timeout="1s")
-    _known(cluster, "brief")
-    state = "select state from llmgw.replicas where model = 'brief' order by id desc limit 1"
-    for number in range(3):
-        sent = send(cluster.ports[number % 2][0], cluster.key, "brief", stream=True, fake={})
-        assert not sent.failed, sent
-        cluster.wait(lambda: cluster.row(state) in (("draining",), ("stopping",)), "its stop")
-    idle = cluster.rows("select reason from llmgw.decisions where model = 'brief'"
-                        " and reason like '%nobody has used it for 1 s%'")  # fmt: skip
-    assert len(idle) >= 3
-    cluster.remove("brief")
-    cluster.gone("brief")
+    names = [f"brief{number}" for number in range(BESIDE)]
+    for name in names:
+        _fake(cluster, name, cpus=0.01, gap=0.1)
+        cluster.post(f"/models/{name}/scale", min=0, idle_timeout="1s")
+    _known(cluster, *names)
+    with Stops(cluster.database) as stops, ThreadPoolExecutor(BESIDE) as clients:
+        races = list(clients.map(partial(_race, cluster, stops), range(BESIDE), names))
+    sent = [one for race in races for one in race]
+    assert not [one for one in sent if one.failed]
+    assert len(sent) == BESIDE * ROUNDS
+    told = cluster.rows("select kind, model, reason from llmgw.decisions where model like 'brief%'")
+    idle = [model for _, model, why in told if "nobody has used it for 1 s" in why]
+    assert set(idle) == set(names)
+    # Both ways out were taken: the stop is given up, or the request waits for a new start.
+    assert [model for _, model, why in told if why.startswith("wanted again: its drain")]
+    assert [kind for kind, *_ in told].count("create") >= 2 * BESIDE
+    cluster.remove(*names)
+    for name in names:
+        cluster.gone(name)
+
+
+def _race(cluster: Cluster, stops: Stops, number: int, name: str) -> list[Sent]:
+    """Wakes a model and sends a request at each of its next stop decisions.
+
+    The last one races with what cannot be taken back: the engine itself is told to stop.
+    """
+    sent = []
+    stop = 0
+    assert not send(cluster.ports[number % 2][0], cluster.key, name, stream=False).failed
+    for one in range(1, ROUNDS + 1):
+        stop = stops.next(name, stop, STOPS if one < ROUNDS else STOPS[-1:])
+        port = cluster.ports[(number + one) % 2][0]
+        sent.append(send(port, cluster.key, name, stream=bool((number // 2 + one) % 2)))
+    return sent
+
+
+def test_D16_idle_counts_from_the_end_of_the_last_request_on_any_router(cluster: Cluster) -> None:
+    cluster.set("min_residence", 1)
+    _fake(cluster, "warm", cpus=0.1, gap=0.1)
+    cluster.post("/models/warm/scale", min=0, idle_timeout="4s")
+    _known(cluster, "warm")
+    used = "from llmgw.usage_recent where model = 'warm'"
+    later = f"select count(*), clock_timestamp() > max(at) + interval '1 s' {used}"
+    for router, tokens in enumerate((45, 30)):
+        assert not cluster.stream("warm", router, fake={"tokens": tokens}).finished().failed
+        cluster.wait(lambda n=router: cluster.row(later) == (n + 1, True), "a second after its end")
+    stop = (
+        "select at from llmgw.decisions where model = 'warm'"
+        " and detail->>'to_state' = 'draining' order by at limit 1"
+    )
+    (first,) = cluster.wait(lambda: cluster.row(stop), "its stop")
+    replicas, last = cluster.row(f"select count(distinct replica), max(at) {used}") or ()
+    assert replicas == 1, "the engine that the first has warmed serves the second"
+    assert first >= last + timedelta(seconds=4)
+    cluster.remove("warm")
+    cluster.gone("warm")
 
 
 def test_clients_that_wake_what_cannot_start_are_told_why(cluster: Cluster) -> None:
