@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,8 @@ class Installing(Node):
     """A node that may install engines."""
 
     settings: dict[str, Any] = field(default_factory=dict)
+    path: str = os.defpath
+    """Where uv may be; without it venv and pip do it."""
     installer: Provision | None = None
 
     def site(self, state: StateDir) -> Site:
@@ -45,7 +49,7 @@ class Installing(Node):
         known = provision.Site(
             folder=self.folder / "engines",
             logs=self.folder / "logs",
-            env=engine_environment(),
+            env=engine_environment() | {"PATH": self.path, "UV_NO_CACHE": "1"},
             engine_paths={},
             found=nothing,
             changed=lambda: self.probes.woken.set(),  # noqa: PLW0108 - a look makes it anew
@@ -68,6 +72,7 @@ def installing(node: Node) -> Iterator[Installing]:
 async def test_a_shard_installs_its_engine_and_runs_it(
     installing: Installing, odd: Make, tmp_path: Path
 ) -> None:
+    installing.path = f"{Path(sys.executable).parent}:{os.defpath}"
     fake_wheels.vllm(tmp_path / "wheels", "1.2.3")
     shard = odd(1, engine="vllm", engine_version="1.2.3", command=None, source=f"file:{tmp_path}")
     async with installing.running():
