@@ -1,7 +1,6 @@
 """A real engine and a fake one behind one router process, as clients' libraries see it.
 
-`ops/test` installs the libraries into a folder of their own (ops/sdks.txt) and runs this folder with
-it; without them these tests are skipped.
+A session has one router in static mode, so each test starts from libraries and ends in sockets.
 """
 
 from __future__ import annotations
