@@ -12,7 +12,8 @@ Keys of a behaviour (all optional):
   text          content of each token            line_end   "\\n", "\\r\\n" or "\\r"
   prefix        "data: " or "data:"              byte_gap   seconds between single bytes
   usage         false: never tell usage          usage_always: tell it unasked
-  extra         raw text put before the usage    raw        the whole event stream, as text
+  extra         raw text put before the usage    raw        the whole answer, as text or bytes
+  kind          content type of a plain answer
   done          false: no [DONE]                 framing    "chunked", "length" or "close"
   error_first   event {"error": ...} first       error_at   the same after so many tokens
   die_at        stop after so many tokens/bytes, by `die`: "rst", "fin", "kill" (the process)
@@ -156,6 +157,10 @@ class FakeEngine:
             sock.close()
 
 
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
 def _read_request(sock: socket.socket, number: int, nth: int) -> Record | None:
     data = b""
     while b"\r\n\r\n" not in data:
@@ -245,7 +250,9 @@ class _Answer:
 
     def _plain(self, document: Any, status: int) -> None:
         body = json.dumps(document, ensure_ascii=False).encode()
-        self._send_all(status, "application/json", body)
+        if status == 200 and "raw" in self.how:
+            body = _bytes(self.how["raw"])
+        self._send_all(status, self.how.get("kind", "application/json"), body)
 
     def _send_all(self, status: int, kind: str, body: bytes) -> None:
         extra = ""
@@ -291,7 +298,7 @@ class _Answer:
         self._head(200, "text/event-stream; charset=utf-8", framing)
         self._wait(how.get("first_delay", 0))
         if "raw" in how:
-            self._body(how["raw"].encode(), framing)
+            self._body(_bytes(how["raw"]), framing)
             self._end(framing)
             return
         if how.get("error_first"):

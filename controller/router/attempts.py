@@ -46,7 +46,7 @@ class Attempts(Timed):
         self.asked = asked
         self.model = model
         self.started = time.monotonic()
-        self.ask_usage = asked.stream and not asked.wants_usage
+        self.ask_usage = asked.ask_usage
         self.target: Target | None = None
         self.up: UpstreamConnection | None = None  # the attempt that runs now
         self.count = 0

@@ -1,7 +1,7 @@
-"""The JSON body of a request: the few fields we read, and the rare rewrite. Pure.
+"""The body of a request: the few fields we read, and the rare rewrite. Pure.
 
 Unknown fields pass through untouched, and the bytes themselves do, unless the model's name must
-be swapped or usage asked for.
+be swapped, usage asked for, or an engine could read another model in them than we did.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ import orjson
 import zstandard
 
 from controller.router.errors import ApiError, invalid, too_large
+from controller.router.multipart import find_fields
 
 CODINGS = frozenset((b"gzip", b"x-gzip", b"zstd", b"deflate"))
+MOST_DEPTH = 254
+"""So deep orjson writes a document (it reads 1024); real requests stay below 20."""
+_READ = (b'"model"', b'"stream"')
+_WANTED = frozenset((b"model", b"stream"))
+_TRUE = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic reads a form
 
 
 @dataclass(slots=True)
@@ -27,39 +33,91 @@ class Asked:
     document: dict[str, Any]
     model: str
     stream: bool
-    wants_usage: bool
+    ask_usage: bool = False  # it streams and did not ask for usage, so we must
+    model_at: tuple[int, int] | None = None  # in a form: where the name lies in `raw`
 
 
-def read(raw: bytes) -> Asked | ApiError:
-    """The fields we route by; an error when the body is no JSON object or names no model."""
+def read(raw: bytes, *, asks_usage: bool = False) -> Asked | ApiError:
+    """The fields we route by; an error when the body is no JSON object or names no model.
+
+    `asks_usage`: whether `stream_options` exists at this endpoint.
+    """
     try:
         document = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return invalid("invalid_json", "The request body is not valid JSON.")
+    except orjson.JSONDecodeError as error:
+        return invalid("invalid_json", f"The request body is not valid JSON: {error}.")
     if not isinstance(document, dict):
         return invalid("invalid_json", "The request body must be a JSON object.")
     model = document.get("model")
     if not isinstance(model, str) or not model:
-        return invalid(
-            "missing_model", "Name a model: the field 'model' is required.", param="model"
-        )
-    stream = document.get("stream") is True
+        return _no_model()
+    stream = document.get("stream")
+    if stream is not None and type(stream) is not bool:
+        return invalid("invalid_type", "The field 'stream' must be true or false.", param="stream")
     options = document.get("stream_options")
-    wants_usage = isinstance(options, dict) and options.get("include_usage") is True
-    return Asked(raw, document, model, stream, wants_usage)
+    if options is not None and not isinstance(options, dict):
+        return invalid(
+            "invalid_type", "The field 'stream_options' must be an object.", param="stream_options"
+        )
+    kept = _unambiguous(raw, document)
+    if kept is None:
+        return invalid("invalid_json", f"The request body nests deeper than {MOST_DEPTH} levels.")
+    wants_usage = options is not None and options.get("include_usage") is True
+    ask_usage = asks_usage and stream is True and not wants_usage
+    return Asked(kept, document, model, stream is True, ask_usage)
+
+
+def read_form(raw: bytes, content_type: bytes) -> Asked | ApiError:
+    """The same from a form with a file, at the audio endpoints."""
+    fields = find_fields(raw, content_type, _WANTED)
+    if isinstance(fields, ApiError):
+        return fields
+    model = fields.get(b"model")
+    if model is None or not model.value:
+        return _no_model()
+    stream = b"stream" in fields and fields[b"stream"].value.lower() in _TRUE
+    return Asked(raw, {}, model.value, stream, model_at=(model.start, model.end))
 
 
 def rewritten(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes:
     """The body for the engine: the client's own bytes unless something must differ."""
     if upstream_model == asked.model and not ask_usage:
         return asked.raw
+    if asked.model_at is not None:
+        start, end = asked.model_at
+        return asked.raw[:start] + upstream_model.encode() + asked.raw[end:]
     document = dict(asked.document)
     document["model"] = upstream_model
     if ask_usage:
-        options = document.get("stream_options")
-        kept = options if isinstance(options, dict) else {}
-        document["stream_options"] = {**kept, "include_usage": True}
+        options = document.get("stream_options") or {}
+        document["stream_options"] = {**options, "include_usage": True}
     return orjson.dumps(document)
+
+
+def _unambiguous(raw: bytes, document: dict[str, Any]) -> bytes | None:
+    """The bytes to send; None when the document is too deep to be written again.
+
+    Of a key that comes twice we read the last value, as the engines' parsers do; so that no other
+    parser can choose another, such a body is sent as we read it. Two spellings of a key are told
+    by escaped letters, which no encoder makes.
+    """
+    deep = raw.count(b"{") + raw.count(b"[") > MOST_DEPTH
+    twice = raw.count(_READ[0]) > 1 or raw.count(_READ[1]) > 1
+    escaped = b"\\u006" in raw or b"\\u007" in raw
+    if not (deep or twice or escaped):
+        return raw
+    try:
+        ours = orjson.dumps(document)
+    except orjson.JSONEncodeError:
+        return None
+    lost = any(ours.count(key) < raw.count(key) for key in _READ)
+    return ours if lost or escaped else raw
+
+
+def _no_model() -> ApiError:
+    return invalid(
+        "missing_model", "Name a model: the field 'model' must be a string.", param="model"
+    )
 
 
 def inflate(coding: bytes, data: bytes, limit: int) -> bytes | ApiError:

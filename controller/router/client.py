@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from controller.router.checking import admit
 from controller.router.connection import Connection
-from controller.router.errors import ApiError, invalid, render
-from controller.router.exchange import Exchange, admit
+from controller.router.errors import ApiError, invalid
+from controller.router.exchange import Exchange
 from controller.router.http1 import CONTINUE, Request, RequestReader, answer
 from controller.router.reactor import IN, RDHUP
+from controller.router.routes import dialect_at
 
 if TYPE_CHECKING:
     import socket
@@ -168,7 +170,7 @@ class ClientConnection(Connection):
         self.finished(close=close)
 
     def respond_error(self, error: ApiError, request_id: bytes, request: Request) -> None:
-        """An error in OpenAI's shape, which ends the exchange."""
+        """An error in the shape of its endpoint, which ends the exchange."""
         extra: list[tuple[bytes, bytes]] = []
         if error.retry_after_s is not None:
             extra.append((b"retry-after", b"%d" % error.retry_after_s))
@@ -176,7 +178,8 @@ class ClientConnection(Connection):
             extra.append((b"allow", error.allow.encode()))
         if error.status == 401:
             extra.append((b"www-authenticate", b"Bearer"))
-        self.respond(error.status, request_id, render(error), request, tuple(extra))
+        body = dialect_at(request.path).error(error)
+        self.respond(error.status, request_id, body, request, tuple(extra))
 
     def finished(self, *, close: bool) -> None:
         """The exchange is settled and its answer given to `send`."""

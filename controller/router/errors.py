@@ -1,6 +1,6 @@
-"""Errors as values, in OpenAI's shape: the same few kinds everywhere, never an exception.
+"""Errors as values: the same few kinds everywhere, never an exception.
 
-The exchange returns them, `render` makes the JSON body. Texts say what, which, and what to do;
+The exchange returns them, a dialect makes the JSON body. Texts say what, which, and what to do;
 they never repeat a key, a hash or anything the client sent as a credential (case B19).
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import orjson
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +23,8 @@ class ApiError:
     allow: str | None = None  # methods that would do, for 405
 
 
-def render(error: ApiError) -> bytes:
-    """The JSON body that OpenAI's clients parse."""
-    return orjson.dumps({"error": as_object(error)})
-
-
-def render_event(error: ApiError) -> bytes:
-    """The same as one event inside a stream, followed by the end of the stream."""
-    return b"data: " + render(error) + b"\n\ndata: [DONE]\n\n"
-
-
 def as_object(error: ApiError) -> dict[str, str | int | None]:
+    """The fields that OpenAI's clients read."""
     return {
         "message": error.message,
         "type": error.type,
@@ -54,7 +43,8 @@ BAD_KEY = ApiError(
     401,
     "invalid_request_error",
     "invalid_api_key",
-    "Incorrect or missing API key. Send a valid key as 'Authorization: Bearer KEY'.",
+    "Incorrect or missing API key. Send a valid key as 'Authorization: Bearer KEY' or in the "
+    "header X-Api-Key.",
 )
 
 

@@ -16,10 +16,12 @@ import trio
 from controller.router import body as request_body
 from controller.router import errors, local
 from controller.router.attempts import Attempts
+from controller.router.checking import admit, aim, read_body
 from controller.router.early import EarlyRelay, open_late
 from controller.router.errors import ApiError
-from controller.router.relay import Head, PlainRelay, StreamRelay, Wish, open_relay
-from controller.router.routes import Kind, Route, find
+from controller.router.plain import PlainRelay, open_relay
+from controller.router.relay import Head, StreamRelay, Wish
+from controller.router.routes import Kind, Route
 from controller.router.tokens import UNKNOWN, Tokens
 from controller.router.usage import UsageRow
 
@@ -53,23 +55,6 @@ MOVES = {
     State.RELAYING: frozenset((State.SETTLED,)),
     State.SETTLED: frozenset[State](),
 }
-
-
-def admit(core: Core, request: Request) -> tuple[Route, Key | None] | ApiError:
-    """Everything that can be refused before the body is read."""
-    route = find(request.method, request.path)
-    if isinstance(route, ApiError):
-        return route
-    key = core.keys.find(request.authorization) if route.needs_key else None
-    if key is None and route.needs_key:
-        return errors.BAD_KEY
-    if request.coding and request.coding not in request_body.CODINGS:
-        return errors.invalid(
-            "unsupported_encoding",
-            "This Content-Encoding is not supported; use gzip, zstd, deflate or none.",
-            status=415,
-        )
-    return route, key
 
 
 class Exchange:
@@ -146,7 +131,7 @@ class Exchange:
             raise
 
     def _answer_locally(self, route: Route) -> None:
-        result = local.answer_locally(self._core, route, self._key)
+        result = local.answer_locally(self._core, route, self._key, self._request)
         if isinstance(result, ApiError):
             self.refuse(result)
             return
@@ -156,10 +141,12 @@ class Exchange:
 
     def _find_model(self, raw: bytes) -> None:
         assert self._key is not None
-        asked = request_body.read(raw)
+        assert self._route is not None
+        asked = read_body(self._route, self._request, raw)
         if isinstance(asked, ApiError):
             self.refuse(asked)
             return
+        aim(self._route, self._request)
         self._asked = asked
         model = self._core.fleet.names.get(asked.model)
         if model is None or not self._key.allows(asked.model, model.name):
@@ -217,14 +204,17 @@ class Exchange:
             self.client.bytes_wait()
 
     def _wish(self, attempts: Attempts) -> Wish:
-        name = attempts.asked.model
+        route, asked = self._route, attempts.asked
+        assert route is not None
         return Wish(
             attempts.model,
             self.request_id,
             self._request.version == "1.1",
             self._closes,
             attempts.ask_usage,
-            orjson.dumps(name) if attempts.renamed else None,
+            route.dialect,
+            route.vectors and asked.document.get("encoding_format") == "base64",
+            orjson.dumps(asked.model) if attempts.renamed else None,
         )
 
     # -- the answer ------------------------------------------------------------------------------

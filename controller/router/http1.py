@@ -206,6 +206,12 @@ def _note_authorization(request: Request, value: bytes) -> None:
     request.authorization = value
 
 
+def _note_api_key(request: Request, value: bytes) -> None:
+    """Anthropic's way to send a key; an Authorization header goes before it."""
+    if not request.authorization:
+        request.authorization = b"Bearer " + value
+
+
 def _note_request_id(request: Request, value: bytes) -> None:
     request.request_id = value
 
@@ -222,6 +228,7 @@ _NOTED = {
     b"content-length": _note_length,
     b"content-encoding": _note_coding,
     b"authorization": _note_authorization,
+    b"x-api-key": _note_api_key,
     b"x-request-id": _note_request_id,
     b"expect": _note_expect,
     b"transfer-encoding": _note_transfer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -12,10 +13,13 @@ from controller.router.routes import Kind, Route
 if TYPE_CHECKING:
     from controller.router.auth import Key
     from controller.router.core import Core
+    from controller.router.http1 import Request
     from controller.router.table import Model
 
 
-def answer_locally(core: Core, route: Route, key: Key | None) -> tuple[int, Any] | ApiError:
+def answer_locally(
+    core: Core, route: Route, key: Key | None, request: Request
+) -> tuple[int, Any] | ApiError:
     """HTTP status and JSON document of a route that is not for an engine."""
     if route.kind is Kind.HEALTH:
         return 200, {"status": "ok"}
@@ -23,14 +27,16 @@ def answer_locally(core: Core, route: Route, key: Key | None) -> tuple[int, Any]
         reasons = core.ready_reasons()
         return (503, {"status": "not ready", "reasons": reasons}) if reasons else (200, _READY)
     assert key is not None
+    anthropic = any(name == b"anthropic-version" for name, _ in request.headers)
+    entry = _anthropic_entry if anthropic else _entry
     if route.kind is Kind.MODELS:
-        names = core.fleet.names.items()
-        shown = [_entry(name, model) for name, model in names if key.allows(name, model.name)]
-        return 200, {"object": "list", "data": sorted(shown, key=lambda entry: entry["id"])}
+        names = sorted(core.fleet.names.items())
+        shown = [entry(name, model) for name, model in names if key.allows(name, model.name)]
+        return 200, _page(shown) if anthropic else {"object": "list", "data": shown}
     model = core.fleet.names.get(route.argument)
     if model is None or not key.allows(route.argument, model.name):
         return model_not_found(route.argument)
-    return 200, _entry(route.argument, model)
+    return 200, entry(route.argument, model)
 
 
 _READY = {"status": "ready"}
@@ -43,6 +49,17 @@ def _entry(name: str, model: Model) -> dict[str, Any]:
     if name != model.name:
         entry["parent"] = model.name  # an alias
     return entry
+
+
+def _anthropic_entry(name: str, model: Model) -> dict[str, Any]:
+    """As in docs.claude.com/en/api/models-list; the epoch stands for an unknown time there."""
+    created = datetime.fromtimestamp(model.created or 0, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+
+
+def _page(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
+    return {"data": entries, "has_more": False, "first_id": first, "last_id": last}
 
 
 def encode(document: Any) -> bytes:

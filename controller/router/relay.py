@@ -1,6 +1,6 @@
 """One answer on its way from an engine to a client: what to send, and how it ended. No sockets.
 
-Two kinds: `StreamRelay` for a 200 event stream, `PlainRelay` for everything else. Both hold the
+Two kinds: `StreamRelay` for a 200 event stream, `plain.PlainRelay` for all else. Both hold the
 head back until something of the body is there, so that a failure before it still gets an honest
 HTTP status. `refusal` set means: nothing was sent, answer with this error instead.
 """
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from controller.router.errors import ApiError, render_event, upstream_failed
+from controller.router.errors import ApiError, upstream_failed
 from controller.router.http1 import LAST_CHUNK, Headers, chunk, status_line
-from controller.router.sse import Scanner, restore_model
-from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, read_usage
+from controller.router.sse import Scanner
+from controller.router.tokens import UNKNOWN, Tokens
 
 if TYPE_CHECKING:
     from controller.router.config import Limits
+    from controller.router.dialect import Dialect
 
 # Connection-level headers of the engine end at us; the length and framing are ours.
 _NOT_RELAYED = frozenset((
@@ -42,6 +43,8 @@ class Wish(NamedTuple):
     chunks: bool  # the client speaks HTTP/1.1
     close: bool  # the connection ends after this answer
     drop_usage: bool  # we asked for usage, the client did not
+    dialect: Dialect
+    vectors: bool  # the client wants embeddings as base64
     restore: bytes | None  # JSON string of the name the client used, when the engine knows another
 
 
@@ -88,65 +91,6 @@ class Relay:
         self.code = code
 
 
-class PlainRelay(Relay):
-    """An answer that is not an event stream: bytes through, usage found as they pass."""
-
-    __slots__ = ("_finder", "_held", "_held_bytes", "_limit", "_raw_head")
-
-    def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
-        super().__init__(head, wish, head.length)
-        self._finder = None if head.coding else UsageFinder()
-        self._limit = limits.rewrite_bytes
-        self._raw_head = head
-        self._held: list[bytes] | None = None
-        self._held_bytes = 0
-        if wish.restore is not None and self._finder and b"json" in head.kind:
-            self._held = []  # its length changes with the name, so it is sent whole
-        if head.status >= 400:
-            self._give_up("error", f"upstream_{head.status}")
-
-    def feed(self, data: bytes) -> bytes:
-        if self._finder is not None:
-            self._finder.feed(data)
-        if self._held is None:
-            return self._frame(data)
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > self._limit:
-            self.refusal = upstream_failed(self._wish.model, "its answer is larger than allowed")
-        return b""
-
-    def finish(self) -> bytes:
-        if self._held is None:
-            return self._frame(b"") + self._last() if self._head or self._chunks else b""
-        assert self._wish.restore is not None
-        body = restore_model(b"".join(self._held), self._wish.restore)
-        Relay.__init__(self, self._raw_head, self._wish, len(body))
-        if self._raw_head.status >= 400:
-            self._give_up("error", f"upstream_{self._raw_head.status}")
-        return self._frame(body)
-
-    def broken(self, error: ApiError) -> bytes | None:
-        """The engine is gone: None means that only an abort tells the client the truth."""
-        if self.untouched:
-            self.refusal = error
-            return b""
-        self._give_up("partial", error.code)
-        return None
-
-    def tokens(self) -> Tokens:
-        return self._finder.tokens() if self._finder and self.status < 400 else UNKNOWN
-
-    def answered(self) -> bool:
-        """Whether the client has all it needs although the engine has not finished."""
-        return False
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will be sent although the engine may go on."""
-        return False
-
-
 class StreamRelay(Relay):
     """An event stream: whole events through, errors told, never a silent short answer."""
 
@@ -154,7 +98,9 @@ class StreamRelay(Relay):
 
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, None)
-        self.scanner = Scanner(limits.event_bytes, drop_usage=wish.drop_usage, model=wish.restore)
+        self.scanner = Scanner(
+            limits.event_bytes, wish.dialect, drop_usage=wish.drop_usage, model=wish.restore
+        )
         self._ended = False
 
     def feed(self, data: bytes) -> bytes:
@@ -196,15 +142,19 @@ class StreamRelay(Relay):
             self.refusal = error
             return b""
         self._give_up("partial", error.code)
-        return self._frame(render_event(error)) + self._last()
+        return self._frame(self.scanner.failure(error)) + self._last()
 
     def tokens(self) -> Tokens:
         if self.scanner.error is not None:
             return UNKNOWN  # a failure is not billed
-        return read_usage(self.scanner.usage)
+        return self.scanner.tokens()
+
+    def made(self) -> int:
+        """Tokens that passed by, about."""
+        return self.scanner.made()
 
     def answered(self) -> bool:
-        """`[DONE]` went out: a client that closes now has everything (case A05)."""
+        """Its end went out: a client that closes now has everything (case A05)."""
         return self.scanner.done
 
     @property
@@ -235,11 +185,3 @@ def error_of(error: Any, model: str) -> ApiError:
         message[:2000],
         retry_after_s=1 if status in (429, 503) else None,
     )
-
-
-def open_relay(head: Head, wish: Wish, limits: Limits) -> PlainRelay | StreamRelay:
-    """The relay for an answer with this head."""
-    streamed = head.kind.lower().startswith(b"text/event-stream")
-    if streamed and head.status == 200 and not head.coding:
-        return StreamRelay(head, wish, limits)
-    return PlainRelay(head, wish, limits)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
+from controller.router.dialect import CHAT, MESSAGES, RESPONSES, TEXT, Dialect
 from controller.router.errors import ApiError, invalid
 
 
@@ -19,35 +20,67 @@ class Kind(Enum):
     READY = "ready"
 
 
+_READ = frozenset((b"GET", b"HEAD"))
+_POST = frozenset((b"POST",))
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One path: `name` is its word in metrics and usage rows."""
 
     name: str
-    kind: Kind
-    methods: frozenset[bytes]
+    kind: Kind = Kind.INFER
+    methods: frozenset[bytes] = _POST
     argument: str = ""  # the last part of /v1/models/{id}
     needs_key: bool = True
+    dialect: Dialect = CHAT
+    asks_usage: bool = False  # engines know stream_options.include_usage here
+    form: bool = False  # the body is multipart/form-data
+    vectors: bool = False  # answers are embeddings, as numbers or base64
+    reads: bool = False  # its prompt is text, so that its tokens can be estimated
+    writes: bool = False  # its answer is text
+    path: bytes = b""  # what engines call it, when that is not what the client called
 
 
-_READ = frozenset((b"GET", b"HEAD"))
-_POST = frozenset((b"POST",))
+_RERANK = Route("rerank", reads=True)
+_SCORE = Route("score", reads=True)
+_TOKENIZE = Route("tokenize", path=b"/tokenize")  # no engine has it under /v1
+_DETOKENIZE = Route("detokenize", path=b"/detokenize")
 _ROUTES = {
-    b"/v1/chat/completions": Route("chat.completions", Kind.INFER, _POST),
-    b"/v1/completions": Route("completions", Kind.INFER, _POST),
-    b"/v1/embeddings": Route("embeddings", Kind.INFER, _POST),
+    b"/v1/chat/completions": Route("chat.completions", asks_usage=True, reads=True, writes=True),
+    b"/v1/completions": Route(
+        "completions", dialect=TEXT, asks_usage=True, reads=True, writes=True
+    ),
+    b"/v1/embeddings": Route("embeddings", vectors=True, reads=True),
+    b"/v1/responses": Route("responses", dialect=RESPONSES, reads=True, writes=True),
+    b"/v1/messages": Route("messages", dialect=MESSAGES, reads=True, writes=True),
+    b"/v1/messages/count_tokens": Route("messages.count_tokens", dialect=MESSAGES),
+    b"/v1/rerank": _RERANK,
+    b"/v2/rerank": _RERANK,
+    b"/rerank": _RERANK,
+    b"/v1/score": _SCORE,
+    b"/score": _SCORE,
+    b"/v1/audio/transcriptions": Route("audio.transcriptions", form=True),
+    b"/v1/audio/translations": Route("audio.translations", form=True),
+    b"/v1/audio/speech": Route("audio.speech"),
+    b"/v1/images/generations": Route("images.generations"),
+    b"/tokenize": _TOKENIZE,
+    b"/v1/tokenize": _TOKENIZE,
+    b"/detokenize": _DETOKENIZE,
+    b"/v1/detokenize": _DETOKENIZE,
     b"/v1/models": Route("models", Kind.MODELS, _READ),
     b"/healthz": Route("healthz", Kind.HEALTH, _READ, needs_key=False),
     b"/readyz": Route("readyz", Kind.READY, _READ, needs_key=False),
 }
 _MODEL_PREFIX = b"/v1/models/"
+_MESSAGES_PREFIX = b"/v1/messages"
 
 
 def find(method: bytes, path: bytes) -> Route | ApiError:
     """The route of a request: 404 for unknown paths, 405 for wrong methods."""
     route = _ROUTES.get(path)
     if route is None and path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
-        name = unquote(path[len(_MODEL_PREFIX) :].decode("latin-1"))
+        name = unquote_to_bytes(path[len(_MODEL_PREFIX) :]).decode("utf-8", "replace")
         route = Route("models", Kind.MODEL, _READ, name)
     if route is None:
         return invalid(
@@ -65,3 +98,8 @@ def find(method: bytes, path: bytes) -> Route | ApiError:
             allow=allowed,
         )
     return route
+
+
+def dialect_at(path: bytes) -> Dialect:
+    """In which shape errors are told at a path, whether or not there is anything."""
+    return MESSAGES if path.startswith(_MESSAGES_PREFIX) else CHAT

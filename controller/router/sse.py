@@ -1,4 +1,4 @@
-"""Server-sent events passing by: where events end, usage, `[DONE]`, errors. Pure, bounded.
+"""Server-sent events passing by: where events end, usage, the stream's end, errors. Pure, bounded.
 
 Bytes go through untouched, whatever line ends the engine uses and wherever TCP cuts them; only
 whole events are handed on, so that an event can be dropped (usage that only we asked for), its
@@ -8,16 +8,23 @@ model name restored, and a broken stream ended cleanly after the last whole even
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+
+from controller.router.dialect import CHAT, Dialect
+from controller.router.tokens import UNKNOWN, Tokens, read_timings, read_usage
+
+if TYPE_CHECKING:
+    from controller.router.errors import ApiError
 
 # A line end is CRLF, LF, or a CR that no LF follows; two of them end an event.
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+_EMPTY = re.compile(rb'"delta"\s*:\s*\{(?:\s*"content"\s*:\s*(?:""|null)\s*)?\}')
+_TIMINGS = re.compile(rb'"timings"\s*:\s*(\{[^{}]*\})')
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
 _OVERLAP = 3  # an event end is at most 4 bytes, so it can start 3 bytes before new data
 
@@ -34,14 +41,25 @@ class Scanner:
     """Reads one stream in pieces and returns what to send on; its fields say what was seen."""
 
     __slots__ = (
-        "_after_cr", "_before_last", "_drop_usage", "_dropped", "_last", "_limit", "_model",
-        "_pending", "_searched", "data_events", "done", "error", "error_first", "overflow",
-        "usage",
+        "_after_cr", "_before_last", "_dialect", "_drop_usage", "_dropped", "_last", "_limit",
+        "_model", "_part", "_parts", "_pending", "_searched", "_stop", "done", "error",
+        "error_first", "overflow", "usage",
     )  # fmt: skip
 
-    def __init__(self, limit: int, *, drop_usage: bool = False, model: bytes | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        dialect: Dialect = CHAT,
+        *,
+        drop_usage: bool = False,
+        model: bytes | None = None,
+    ) -> None:
         """`limit`: bytes one event may have; `model`: JSON string to restore in every event."""
         self._limit = limit
+        self._dialect = dialect
+        self._part = dialect.part
+        self._stop = dialect.stop
+        self._parts = 0
         self._drop_usage = drop_usage
         self._model = model
         self._pending = bytearray()
@@ -49,7 +67,6 @@ class Scanner:
         self._after_cr = False
         self._dropped = False
         self._last = self._before_last = b""
-        self.data_events = 0
         self.done = False
         self.overflow = False
         self.error: Any = None
@@ -60,12 +77,12 @@ class Scanner:
         """The bytes of all events that are complete now; empty when none is or it was dropped."""
         if (
             not self._pending
-            and data[:5] == b"data:"
+            and (data[:5] == b"data:" or data[:6] == b"event:")
             and data[-2:] == b"\n\n"
             and self._model is None
             and (b'"usage"' not in data or _USAGE_OBJECT.search(data) is None)
             and b'"error"' not in data
-            and b"[DONE]" not in data
+            and self._stop not in data
             and not self._after_cr
         ):
             self._remember(data)
@@ -80,17 +97,34 @@ class Scanner:
         return self._event(raw) if raw else b""
 
     def ended_well(self) -> bool:
-        """Whether the answer is complete: `[DONE]`, or a finish reason in the last two events."""
-        if self.done:
-            return True
-        return bool(_FINISHED.search(self._last) or _FINISHED.search(self._before_last))
+        """Whether the answer is complete: `[DONE]`, or its API's last word in the last two events
+        (engines without `[DONE]` exist)."""
+        ends = self._dialect.ends
+        return self.done or bool(ends.search(self._last) or ends.search(self._before_last))
 
     def aborted(self) -> bool:
         """Whether the engine cut the answer and said so (vLLM at SIGTERM: looks complete)."""
         return bool(_ABORTED.search(self._last) or _ABORTED.search(self._before_last))
 
+    def failure(self, error: ApiError) -> bytes:
+        """The events that end this stream with an error."""
+        return self._dialect.event(error, self._last)
+
+    def tokens(self) -> Tokens:
+        """What the engine told; llama.cpp's timings stand for a usage that is not there."""
+        if self.usage is not None:
+            return read_usage(self.usage)
+        found = _TIMINGS.search(self._last) or _TIMINGS.search(self._before_last)
+        return UNKNOWN if found is None else read_timings(found[1])
+
+    def made(self) -> int:
+        """Tokens that passed, about: one per event with a piece of the answer."""
+        empty = len(_EMPTY.findall(self._last)) + len(_EMPTY.findall(self._before_last))
+        opening = min(self._parts, self._dialect.opening)
+        return max(0, self._parts - opening - (empty if self._parts > opening else 0))
+
     def _remember(self, data: bytes) -> None:
-        self.data_events += 1
+        self._parts += data.count(self._part)
         self._before_last, self._last = self._last, data
 
     def _split(self, data: bytes) -> bytes:
@@ -124,6 +158,8 @@ class Scanner:
             return raw
         if b'"error"' in data or _USAGE_OBJECT.search(data):
             self._read(data)
+        if self._dialect.done and self._dialect.ends.search(data):
+            self.done = True
         self._remember(raw)
         if self._dropped:
             return b""
@@ -136,13 +172,42 @@ class Scanner:
             return
         if not isinstance(document, dict):
             return
-        if document.get("error"):
-            self.error = document["error"]
-            self.error_first = self.error_first or self.data_events == 0
-        usage = document.get("usage")
-        if isinstance(usage, dict):
-            self.usage = usage
+        error = _error_in(document)
+        if error:
+            self.error = error
+            self.error_first = self.error_first or not self._last
+        usage = _usage_in(document)
+        if usage is not None:
+            self.usage = usage if self.usage is None else {**self.usage, **usage}
             self._dropped = self._drop_usage and document.get("choices") == []
+
+
+def _error_in(document: dict[str, Any]) -> Any:
+    """What an event says went wrong: OpenAI, Anthropic (`error`), Responses (flat or within)."""
+    kind = document.get("type")
+    if kind == "response.failed":
+        response = document.get("response")
+        told = response.get("error") if isinstance(response, dict) else None
+        return told or {"message": "the response failed"}
+    return document.get("error") or (document if kind == "error" else None)
+
+
+def _usage_in(document: dict[str, Any]) -> dict[str, Any] | None:
+    """The usage object of an event, wherever its API has it, without what is null in it.
+
+    Anthropic tells the prompt in `message_start`, with an output that has only begun, and the
+    rest in `message_delta`: hence the union.
+    """
+    usage = document.get("usage")
+    kind = document.get("type")
+    for holder in ("response", "message", "x_groq"):
+        inner = document.get(holder)
+        if not isinstance(usage, dict) and isinstance(inner, dict):
+            usage = inner.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    begun = "output_tokens" if kind == "message_start" else None
+    return {name: v for name, v in usage.items() if v is not None and name != begun}
 
 
 def _data_of(raw: bytes) -> bytes | None:

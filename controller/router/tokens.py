@@ -1,4 +1,4 @@
-"""Token counts that an engine reports: read from a usage object, found in a plain answer. Pure.
+"""Token counts: read from what an engine says of them, found in a plain answer. Pure.
 
 Unknown is None: an engine that reports nothing is never billed as zero.
 """
@@ -20,26 +20,67 @@ class Tokens(NamedTuple):
 
     prompt: int | None = None
     completion: int | None = None
-    cached: int | None = None
+    cached: int | None = None  # of the prompt
+    reasoning: int | None = None  # of the completion
+    estimated: bool = False  # something of it is ours, not the engine's
 
 
 UNKNOWN = Tokens()
 
 
 def read_usage(usage: Any) -> Tokens:
-    """Counts of an OpenAI usage object; anything that is not a count becomes unknown."""
+    """Counts of a usage object in OpenAI's, Responses' or Anthropic's form; what is no count
+    becomes unknown.
+
+    Anthropic's `input_tokens` are without the cached ones, OpenAI's with them. Rerankers may tell
+    a total only.
+    """
     if not isinstance(usage, dict):
         return UNKNOWN
-    details = usage.get("prompt_tokens_details")
-    return Tokens(
-        _count(usage.get("prompt_tokens")),
-        _count(usage.get("completion_tokens")),
-        _count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+    get = usage.get
+    prompt = _first(get("prompt_tokens"), get("input_tokens"))
+    completion = _first(get("completion_tokens"), get("output_tokens"))
+    read, made = _count(get("cache_read_input_tokens")), _count(get("cache_creation_input_tokens"))
+    if prompt is not None:
+        prompt += (read or 0) + (made or 0)
+    elif "prompt_tokens" not in usage and "input_tokens" not in usage:
+        total = _count(get("total_tokens"))
+        prompt = None if total is None else _count(total - (completion or 0))
+    cached = _first(
+        _detail(usage, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens"),
+        read,
+        get("prompt_cache_hit_tokens"),
     )
+    told = ("completion_tokens_details", "output_tokens_details")
+    reasoning = _first(_detail(usage, told, "reasoning_tokens"), get("reasoning_tokens"))
+    return Tokens(prompt, completion, cached, reasoning)
+
+
+def read_timings(text: bytes) -> Tokens:
+    """Counts of llama.cpp's `timings` object."""
+    try:
+        timings = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return UNKNOWN
+    fresh, cached = _count(timings.get("prompt_n")), _count(timings.get("cache_n"))
+    prompt = None if fresh is None else fresh + (cached or 0)
+    return Tokens(prompt, _count(timings.get("predicted_n")), cached)
 
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 2**53 else None
+
+
+def _first(*values: Any) -> int | None:
+    return next((count for value in values if (count := _count(value)) is not None), None)
+
+
+def _detail(usage: dict[str, Any], holders: tuple[str, ...], name: str) -> Any:
+    for holder in holders:
+        inner = usage.get(holder)
+        if isinstance(inner, dict):
+            return inner.get(name)
+    return None
 
 
 class UsageFinder:

@@ -1,0 +1,50 @@
+"""What is checked of a request before an engine is chosen: route, key, coding, body. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from controller.router import body as request_body
+from controller.router import errors
+from controller.router.errors import ApiError
+from controller.router.multipart import is_form
+from controller.router.routes import Route, find
+
+if TYPE_CHECKING:
+    from controller.router.auth import Key
+    from controller.router.body import Asked
+    from controller.router.core import Core
+    from controller.router.http1 import Request
+
+
+def admit(core: Core, request: Request) -> tuple[Route, Key | None] | ApiError:
+    """Everything that can be refused before the body is read."""
+    route = find(request.method, request.path)
+    if isinstance(route, ApiError):
+        return route
+    key = core.keys.find(request.authorization) if route.needs_key else None
+    if key is None and route.needs_key:
+        return errors.BAD_KEY
+    if request.coding and request.coding not in request_body.CODINGS:
+        return errors.invalid(
+            "unsupported_encoding",
+            "This Content-Encoding is not supported; use gzip, zstd, deflate or none.",
+            status=415,
+        )
+    return route, key
+
+
+def read_body(route: Route, request: Request, raw: bytes) -> Asked | ApiError:
+    """What the client wants, from the decoded body `raw`."""
+    if route.form:
+        kinds = [value for name, value in request.headers if name == b"content-type"]
+        if len(kinds) == 1 and is_form(kinds[0]):
+            return request_body.read_form(raw, kinds[0])
+    return request_body.read(raw, asks_usage=route.asks_usage)
+
+
+def aim(route: Route, request: Request) -> None:
+    """Give the request the path under which engines have this endpoint."""
+    if route.path:
+        query = request.target.partition(b"?")[1:]
+        request.target = route.path + b"".join(query)
