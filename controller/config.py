@@ -52,15 +52,34 @@ class Timeouts(BaseModel):
     headers: Seconds = Field(
         600.0, description="a plain answer's headers come after its last token"
     )
-    idle: Seconds = Field(300.0, description="between two bytes of an answer")
+    first_token: Seconds = Field(
+        600.0, description="from a stream's headers to its first token: queue and prefill"
+    )
+    idle: Seconds = Field(
+        300.0, description="between two tokens of a stream, or two pieces of a plain answer"
+    )
     total: Seconds = Field(3600.0, description="of one request")
     wake: Seconds = Field(
         120.0, description="a request waits this long for a model that runs on demand to start"
     )
     comment: Seconds = Field(
         15.0,
-        description="a stream that waits for its model gets its head and a comment this often; "
-        "as long as wake or longer: never, so errors keep their status",
+        description="a stream that waits for its model, or whose engine is silent after its "
+        "headers, gets its head and a comment this often; 0: never, so errors keep their status",
+    )
+
+
+class Retries(BaseModel):
+    """How often a request is sent again because of what an engine did."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    attempts: int = Field(
+        3, ge=1, le=10, description="engines that get one request; each fallback may be one more"
+    )
+    ratio: float = Field(0.1, ge=0, le=1, description="retries of all requests, per router process")
+    floor: int = Field(
+        3, ge=0, le=1000, description="retries in 10 s that are always allowed, per router process"
     )
 
 
@@ -105,9 +124,21 @@ class Settings(BaseModel):
     catalog: Path | None = Field(None, description="applied at start and at SIGHUP")
     endpoints: tuple[str, ...] = Field((), description="id=URL=model[,model]: fixed replicas")
     keys: tuple[Key, ...] = Field((), description="client keys of static mode")
+    aliases: dict[str, str] = Field({}, description="alias = model, for fixed replicas")
+    fallbacks: dict[str, tuple[str, ...]] = Field(
+        {}, description="model = models that answer instead, in order, for fixed replicas"
+    )
+    fallback_on: tuple[Literal["unavailable", "timeout", "error", "refusal"], ...] = Field(
+        ("unavailable", "timeout", "error"),
+        description="why another model may answer; refusal: the engine finds fault with the "
+        "request (400, 413, 422), for example a prompt that is too long",
+    )
     drain: Seconds = Field(30.0, description="running requests get this long at SIGTERM")
     timeouts: Timeouts = Field(
         default_factory=lambda: Timeouts.model_validate({}), description="deadlines of requests"
+    )
+    retries: Retries = Field(
+        default_factory=lambda: Retries.model_validate({}), description="bounds on sending again"
     )
     limits: Limits = Field(
         default_factory=lambda: Limits.model_validate({}), description="bounds per router process"
@@ -187,10 +218,16 @@ def _from_file(path: Path | None) -> dict[str, Any]:
         raise BadConfig(f"the configuration {found} is no TOML: {error}") from None
 
 
+_NOT_SIMPLE = frozenset((
+    "database", "endpoints", "keys", "timeouts", "limits", "retries", "aliases", "fallbacks",
+    "fallback_on",
+))  # fmt: skip
+
+
 def _from_environment() -> dict[str, Any]:
     simple = {
         name for name, field in Settings.model_fields.items()
-        if name not in ("database", "endpoints", "keys", "timeouts", "limits")
+        if name not in _NOT_SIMPLE
     }  # fmt: skip
     return {
         name: os.environ[PREFIX + name.upper()]

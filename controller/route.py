@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import uuid
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from controller import __version__
 from controller.config import endpoint, host_port
-from controller.router.config import MIB, Limits, RouterConfig, StaticKey, Timeouts
+from controller.router.config import MIB, Limits, Retries, RouterConfig, StaticKey, Timeouts
 from controller.router.server import run_router
 from sql import queries
 from sql.listen import listen
@@ -45,13 +46,18 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
             connections=bounds.connections,
             waiting=bounds.waiting,
         ),
+        retries=Retries(settings.retries.attempts, settings.retries.ratio, settings.retries.floor),
+        aliases=tuple(settings.aliases.items()),
+        fallbacks=tuple(settings.fallbacks.items()),
+        fallback_on=frozenset(settings.fallback_on),
         timeouts=Timeouts(
             connect_s=times.connect,
             headers_s=times.headers,
+            first_token_s=times.first_token,
             idle_s=times.idle,
             total_s=times.total,
             wake_s=times.wake,
-            comment_s=times.comment,
+            comment_s=times.comment or math.inf,
             drain_s=settings.drain,
         ),
     )

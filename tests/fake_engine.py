@@ -20,6 +20,7 @@ Keys of a behaviour (all optional):
   close         "always": no byte, just close; "reused": only on a connection used before
   close_after   true: close the connection after this answer without saying so
   gzip          true: compress a plain answer and say so
+  retry_after   value of that header in a plain answer
 """
 
 from __future__ import annotations
@@ -259,6 +260,8 @@ class _Answer:
         if self.how.get("gzip"):
             body = gzip.compress(body)
             extra = "content-encoding: gzip\r\n"
+        if self.how.get("retry_after"):
+            extra += f"retry-after: {self.how['retry_after']}\r\n"
         framing = self.how.get("framing", "length")
         self._head(status, kind, framing, extra, len(body))
         self._wait(self.how.get("first_delay", 0))

@@ -27,6 +27,12 @@ COUNTERS = {
     "tokens": ("tokens", "tokens in, out and cached", ["model", "direction"]),
     "refusals": ("refusals", "requests refused by the router", ["reason"]),
     "retries": ("upstream_retries", "attempts made again", ["reason"]),
+    "retries_refused": (
+        "upstream_retries_refused",
+        "attempts not made: retry budget exhausted",
+        ["reason"],
+    ),
+    "fallbacks": ("fallbacks", "another model asked instead", ["model", "fallback", "reason"]),
     "upstream_failures": ("upstream_failures", "attempts that failed", ["replica", "cause"]),
     "cancellations": ("cancellations", "requests whose client left", ["model"]),
 }

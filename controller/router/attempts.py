@@ -1,7 +1,8 @@
 """The attempts of one request: choose a replica, send, and again where that is safe (case A14).
 
-Safe is: nothing was sent (the connection failed), or one resend when a connection closed without
-a single byte. After that an engine may have begun to work, so the client decides.
+Everything here happens before the client has seen a byte. What may go elsewhere is the table of
+`verdict.py`; how much of it, `retries.attempts` and the retry budget. When no replica of the
+model can answer, its fallbacks are asked (`fallbacks.py`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from controller.router import errors
+from controller.router import errors, fallbacks
 from controller.router.body import rewritten
-from controller.router.deadlines import Timed
+from controller.router.deadlines import NEVER, Timed
 from controller.router.forward import request_bytes
 from controller.router.upstream import Cause, Failure, UpstreamConnection
+from controller.router.verdict import BUSY, BY_CAUSE, BY_STATUS, Again, Verdict, judge
+from controller.router.verdict import NEVER as NOT_AGAIN
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from controller.router.body import Asked
     from controller.router.core import Core
     from controller.router.errors import ApiError
@@ -31,8 +36,27 @@ class Attempts(Timed):
     """Where one request was sent so far. Methods that can fail return the error for the client."""
 
     __slots__ = (
-        "_body", "_connect_failures", "_core", "_exchange", "_request", "_resent", "_tried",
-        "ask_usage", "asked", "count", "model", "started", "target", "up", "wait_until",
+        "_body",
+        "_chain",
+        "_connect_failures",
+        "_core",
+        "_exchange",
+        "_may_fall_back",
+        "_request",
+        "_resent",
+        "_tried",
+        "ask_usage",
+        "asked",
+        "chose_fallback",
+        "count",
+        "fallback",
+        "model",
+        "queued_s",
+        "serving",
+        "started",
+        "target",
+        "up",
+        "wait_until",
         "waits",
     )  # fmt: skip
 
@@ -44,8 +68,12 @@ class Attempts(Timed):
         self._exchange = exchange
         self._request = request
         self.asked = asked
-        self.model = model
+        self.model = model  # what the client's name means
+        self.serving = model  # what is asked now: the model, or one of its fallbacks
+        self.fallback: str | None = None  # why it is not the model
+        self.chose_fallback = False  # the request's own header said when
         self.started = time.monotonic()
+        self.queued_s = 0.0
         self.ask_usage = asked.ask_usage
         self.target: Target | None = None
         self.up: UpstreamConnection | None = None  # the attempt that runs now
@@ -56,56 +84,93 @@ class Attempts(Timed):
         self._tried: tuple[Pool, ...] = ()
         self._resent = False
         self._connect_failures = 0
+        self._chain: deque[str] | None = None  # fallbacks not tried yet; None: not looked up
+        self._may_fall_back = core.config.fallback_on
+        core.budget.offer(self.started)
 
     @property
     def renamed(self) -> bool:
         """Whether the engine knows the model by another name than the client used."""
         return self.target is not None and self.target.upstream_model != self.asked.model
 
+    def allow_fallback(self, reasons: frozenset[str]) -> None:
+        """The request says itself when another model may answer."""
+        self._may_fall_back = reasons
+        self.chose_fallback = True
+
     def begin(self) -> ApiError | None:
         """Send to the replica of choice."""
-        target = self._core.fleet.choose(self.model, self._tried)
-        if target is None:
-            if self._core.fleet.wakes(self.model):
-                return self._core.waiting.enter(self, self._request)
-            return errors.no_replica(self.model)
-        self._send(target)
-        return None
+        target = self._core.fleet.choose(self.serving, self._tried)
+        if target is not None:
+            self._send(target)
+            return None
+        error: ApiError | None = errors.no_replica(self.model)
+        if self._core.fleet.wakes(self.model) and self.serving == self.model:
+            error = self._core.waiting.enter(self, self._request)
+        return None if error is None else self._instead(error)
 
     def resume(self) -> None:
         """A replica is there: the clocks of sending start now, not when the wait began."""
-        self.started = time.monotonic()
+        self._waited()
         self._tried = ()
         self._exchange.try_again()
 
     def give_up(self) -> None:
-        """It waits in vain: the client learns why."""
+        """It waits in vain: another model answers, or the client learns why."""
         if self.waits:
             waited_s = time.monotonic() - self.started
-            self._exchange.refuse(self._core.waiting.error(self.model, waited_s))
+            error = self._core.waiting.error(self.model, waited_s)
+            self._core.waiting.leave(self)
+            self._waited()
+            told = self._instead(error)
+            if told is not None:
+                self._exchange.refuse(told)
 
     def cancel(self) -> None:
         """Stop the attempt that runs, whose engine learns it at once, or the wait for one."""
         if self.waits:
             self._core.waiting.leave(self)
+        self.due = NEVER
         up, self.up = self.up, None
         if up is not None:
             up.cancel()
 
-    def after(self, failure: Failure) -> ApiError | None:
-        """What follows an attempt that failed before a head: another one (None), or an error."""
-        target = self.target
+    def after(self, failure: Failure, *, headed: bool) -> ApiError | None:
+        """What follows an attempt that failed: another one (None), or an error.
+
+        `headed`: the engine had begun to answer, so the model is not asked again.
+        """
+        target, cause = self.target, failure.cause
         assert target is not None
-        if failure.cause is Cause.CLOSED_UNANSWERED and not self._resent:
-            self._resent = True
-            if failure.reused:  # it had died while idle: the engine never saw the request
-                self._core.stats.retry("stale_connection")
-                self._send(target, fresh=True)
+        if not headed and cause is Cause.CLOSED_UNANSWERED and failure.reused and not self._resent:
+            self._resent = True  # it had died while idle: the engine never saw the request
+            self._core.stats.retry("stale_connection")
+            self._send(target, fresh=True)
+            return None
+        verdict = NOT_AGAIN if headed else BY_CAUSE.get(cause, NOT_AGAIN)
+        if cause is Cause.CLOSED_UNANSWERED:
+            self._core.fleet.avoid(target.pool)  # a new connection: it accepts and does not serve
+        if verdict.reason == "connect_failed":
+            if self._reconnect(target):
                 return None
-            return None if self._another(target, "closed_unanswered") else self.error_of(failure)
-        if failure.cause in (Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT):
-            return self._reconnect(target, failure)
-        return self.error_of(failure)
+        elif self._another(verdict):
+            return None
+        return self._instead(self.error_of(failure))
+
+    def after_answer(self, status: int, told: bytes, retry_after_s: int | None) -> bool:
+        """Whether another attempt takes over from an engine's own error, which says `told`."""
+        assert self.target is not None
+        verdict = judge(status, told)
+        if verdict is BUSY:
+            self.target.pool.busy(retry_after_s)
+        elif status in BY_STATUS:
+            self.target.pool.answered(status)
+        return self._another(verdict) or self._fall_back(fallbacks.REASONS.get(status))
+
+    def holds(self, status: int) -> bool:
+        """Whether an answer with this status is decided on before the client sees it."""
+        reason = fallbacks.REASONS.get(status)
+        return status in BY_STATUS or (reason == "refusal" and reason in self._may_fall_back)
 
     def error_of(self, failure: Failure) -> ApiError:
         why = failure.cause.value.replace("_", " ")
@@ -124,7 +189,14 @@ class Attempts(Timed):
             self._core.stats.retry("connect_failed")
             self._exchange.try_again()
 
+    def _waited(self) -> None:
+        now = time.monotonic()
+        self.queued_s += now - self.started
+        self.started = now
+
     def _send(self, target: Target, *, fresh: bool = False) -> None:
+        if self.up is not None:  # a stream whose first event was an error may have more to say
+            self.cancel()
         if target is not self.target:
             self.target = target
             self._body = rewritten(self.asked, target.upstream_model, ask_usage=self.ask_usage)
@@ -133,27 +205,75 @@ class Attempts(Timed):
         total_due = self.started + self._core.config.timeouts.total_s
         self.up = target.pool.take(self._exchange, request, total_due, fresh=fresh)
 
-    def _reconnect(self, target: Target, failure: Failure) -> ApiError | None:
-        """Nothing was sent, so any other replica may have it; a lone one is asked again."""
+    # -- again -----------------------------------------------------------------------------------
+
+    def _another(self, verdict: Verdict) -> bool:
+        """Send to a replica not tried yet; False when the table, the bound or the budget forbid."""
+        if verdict.again is Again.NEVER or (verdict.again is Again.ONCE and self._resent):
+            return False
+        if self.count - self._connect_failures >= self._core.config.retries.attempts:
+            return False
+        other = self._untried()
+        if other is None or not self._pays(verdict.reason):
+            return False
+        self._resent = self._resent or verdict.again is Again.ONCE
+        self._core.stats.retry(verdict.reason)
+        self._send(other)
+        return True
+
+    def _untried(self) -> Target | None:
+        assert self.target is not None
+        self._tried = (*self._tried, self.target.pool)
+        return self._core.fleet.choose(self.serving, self._tried)
+
+    def _pays(self, reason: str) -> bool:
+        """Whether the budget allows an engine to get a request that another one had already."""
+        if self.count == self._connect_failures or self._core.budget.spend(time.monotonic()):
+            return True
+        self._core.stats.unaffordable(reason)
+        return False
+
+    def _reconnect(self, target: Target) -> bool:
+        """Nothing was sent, so any other replica may have it; a lone one is asked again soon."""
         self._core.fleet.avoid(target.pool)
         self._connect_failures += 1
         if self._connect_failures > MAX_CONNECT_FAILURES:
-            return self.error_of(failure)
-        if self._another(target, "connect_failed"):
-            return None
+            return False
+        other = self._untried()
+        if other is not None:
+            self._core.stats.retry("connect_failed")
+            self._send(other)
+            return True
         now = time.monotonic()
         if now - self.started >= self._core.config.timeouts.connect_s:
-            return self.error_of(failure)
+            return False
         self._tried = ()
         self._core.deadlines.set(self, now + RECONNECT_S)
-        return None
-
-    def _another(self, target: Target, reason: str) -> bool:
-        """Send to a replica not tried yet; False when there is none."""
-        self._tried = (*self._tried, target.pool)
-        other = self._core.fleet.choose(self.model, self._tried)
-        if other is None:
-            return False
-        self._core.stats.retry(reason)
-        self._send(other)
         return True
+
+    # -- elsewhere -------------------------------------------------------------------------------
+
+    def _instead(self, error: ApiError) -> ApiError | None:
+        """None when a fallback answers instead of this error of ours; a 4xx is the client's."""
+        elsewhere = error.status >= 500 and self._fall_back(fallbacks.REASONS.get(error.status))
+        return None if elsewhere else error
+
+    def _fall_back(self, reason: str | None) -> bool:
+        """Send to the next model of the chain that has a ready replica."""
+        if reason not in self._may_fall_back:
+            return False
+        if self._chain is None:
+            self._chain = fallbacks.chain(self.model, self._core.fleet.names)
+        while self._chain:
+            name = self._chain.popleft()
+            target = self._core.fleet.choose(name, ())
+            if target is None:
+                continue
+            if not self._pays("fallback"):
+                return False
+            self._core.stats.fall_back(self.model, name, reason)
+            self._core.stats.move_in_flight(self.serving, name)
+            self.serving, self.fallback, self._tried = name, reason, ()
+            self._send(target)
+            return True
+        return False

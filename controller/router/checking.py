@@ -11,18 +11,17 @@ from controller.router.multipart import is_form
 from controller.router.routes import Route, find
 
 if TYPE_CHECKING:
-    from controller.router.auth import Key
+    from controller.router.auth import Key, Keys
     from controller.router.body import Asked
-    from controller.router.core import Core
     from controller.router.http1 import Request
 
 
-def admit(core: Core, request: Request) -> tuple[Route, Key | None] | ApiError:
+def admit(keys: Keys, request: Request) -> tuple[Route, Key | None] | ApiError:
     """Everything that can be refused before the body is read."""
     route = find(request.method, request.path)
     if isinstance(route, ApiError):
         return route
-    key = core.keys.find(request.authorization) if route.needs_key else None
+    key = keys.find(request.authorization) if route.needs_key else None
     if key is None and route.needs_key:
         return errors.BAD_KEY
     if request.coding and request.coding not in request_body.CODINGS:

@@ -142,7 +142,7 @@ class ClientConnection(Connection):
     def _examine(self, request: Request) -> None:
         """A head without its body: refuse what can be refused, or invite the body (case A38)."""
         self._examined = True
-        admitted = admit(self._core, request)
+        admitted = admit(self._core.keys, request)
         if isinstance(admitted, ApiError):
             self._exchange = Exchange(self._core, self, request)
             self._exchange.refuse(admitted)
@@ -169,9 +169,15 @@ class ClientConnection(Connection):
         self.send(data[: len(data) - len(body)] if request.method == b"HEAD" else data)
         self.finished(close=close)
 
-    def respond_error(self, error: ApiError, request_id: bytes, request: Request) -> None:
-        """An error in the shape of its endpoint, which ends the exchange."""
-        extra: list[tuple[bytes, bytes]] = []
+    def respond_error(
+        self,
+        error: ApiError,
+        request_id: bytes,
+        request: Request,
+        told: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        """An error in the shape of its endpoint, which ends the exchange; `told`: more headers."""
+        extra = list(told)
         if error.retry_after_s is not None:
             extra.append((b"retry-after", b"%d" % error.retry_after_s))
         if error.allow is not None:

@@ -35,7 +35,8 @@ class Timeouts:
 
     connect_s: float = 1.0
     headers_s: float = 600.0  # plain answers send headers only when all tokens are made
-    idle_s: float = 300.0  # between two bytes of an answer
+    first_token_s: float = 600.0  # from a stream's head to its first event: queue and prefill
+    idle_s: float = 300.0  # between two tokens of a stream, or two pieces of a plain answer
     total_s: float = 3600.0
     client_read_s: float = 60.0  # from the first byte of a request to its last, renewed by bytes
     client_idle_s: float = 75.0  # keep-alive between requests
@@ -46,7 +47,20 @@ class Timeouts:
     flush_s: float = 1.0
     drain_s: float = 30.0
     wake_s: float = 120.0  # a request waits so long for a model that runs on demand
-    comment_s: float = 15.0  # a stream that waits says so; proxies cut silence after a minute
+    comment_s: float = 15.0  # a stream that is silent says so; proxies cut silence after a minute
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a request may be sent again because of what an engine did."""
+
+    attempts: int = 3  # engines that get one request, of the model asked for
+    ratio: float = 0.1  # retries of all requests: the fleet's total stays under 1.2 of what came
+    floor: int = 3  # retries in 10 s that are always allowed
+
+
+FALLBACK_ON = frozenset(("unavailable", "timeout", "error"))
+"""Reasons to ask another model (`fallbacks.py`), unless the settings or the request differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,10 @@ class RouterConfig:
     endpoints: tuple[StaticEndpoint, ...] = ()
     keys: tuple[StaticKey, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()  # (alias, model) of static mode
+    fallbacks: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of static mode: model, others
+    fallback_on: frozenset[str] = FALLBACK_ON
     handle_signals: bool = True  # SIGTERM and SIGINT drain and return
     seed: int | None = None  # choosing replicas; None = from the system
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    retries: Retries = field(default_factory=Retries)

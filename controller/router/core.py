@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from controller.router.auth import Keys
+from controller.router.budget import RetryBudget
 from controller.router.deadlines import Deadlines
 from controller.router.fleet import Fleet
 from controller.router.reactor import Reactor
@@ -44,6 +45,7 @@ class Core:
         self.fleet = Fleet(config, self.reactor, self.deadlines, Random(seed))  # noqa: S311
         self.keys = Keys()
         self.stats = Stats()
+        self.budget = RetryBudget(config.retries.ratio, config.retries.floor)
         self.usage = UsageLog(config.limits.usage_rows)
         self.waiting = WaitingRoom(self)
         self.clients: set[ClientConnection] = set()

@@ -34,11 +34,6 @@ class EarlyRelay(StreamRelay):
     def __init__(self, wish: Wish, limits: Limits) -> None:
         super().__init__(HEAD, wish, limits)
 
-    def comment(self, text: str) -> bytes:
-        """A line that clients of event streams pass over; the head goes before the first."""
-        told = " ".join(text.split())
-        return self._frame(f": {told}\n\n".encode())
-
 
 class LateStream(StreamRelay):
     """An engine's event stream after a head of ours."""

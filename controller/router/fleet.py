@@ -33,8 +33,8 @@ class Pool:
     """Connections to one replica: idle ones last in, first out."""
 
     __slots__ = (
-        "_fleet", "_idle", "_open", "address", "authority", "avoid_until", "base", "endpoint",
-        "gone", "id", "in_flight", "key", "last_used",
+        "_fleet", "_idle", "_open", "address", "answers", "authority", "avoid_until", "base",
+        "endpoint", "failures", "gone", "id", "in_flight", "key", "last_used", "refusals",
     )  # fmt: skip
 
     def __init__(self, fleet: Fleet, replica: Replica, address: Address) -> None:
@@ -48,6 +48,7 @@ class Pool:
         self.in_flight = 0
         self.last_used: float | None = None  # monotonic end of the last request
         self.avoid_until = 0.0
+        self.failures = self.answers = self.refusals = 0
         self.gone = False
         self._idle: dict[UpstreamConnection, None] = {}
         self._open: set[UpstreamConnection] = set()
@@ -100,6 +101,20 @@ class Pool:
         """An idle connection ended."""
         self._idle.pop(connection, None)
         self._open.discard(connection)
+
+    # -- what its replica did: the breaker's food ------------------------------------------------
+
+    def failed(self, cause: Cause) -> None:
+        """An attempt ended without a whole answer."""
+        self.failures += 1
+
+    def answered(self, status: int) -> None:
+        """It answered, an error included; 500 also for an error in the middle of a stream."""
+        self.answers += 1
+
+    def busy(self, retry_after_s: int | None) -> None:
+        """It has too much to do, and says for how long (None: it does not say)."""
+        self.refusals += 1
 
     def retire(self) -> None:
         """No new requests; idle connections close now, the others when they are done."""

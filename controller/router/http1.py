@@ -31,8 +31,8 @@ class Request:
     """One request; `body` is there when `complete`."""
 
     __slots__ = (
-        "authorization", "body", "chunked", "coding", "complete", "expects", "headers",
-        "keep_alive", "length", "method", "request_id", "target", "version",
+        "authorization", "body", "chunked", "coding", "complete", "expects", "explain", "fallback",
+        "headers", "keep_alive", "length", "method", "request_id", "target", "version",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -43,6 +43,8 @@ class Request:
         self.authorization = b""
         self.coding = b""
         self.request_id = b""
+        self.explain = False
+        self.fallback = b""
         self.length: int | None = None
         self.chunked = False
         self.expects = False
@@ -216,6 +218,14 @@ def _note_request_id(request: Request, value: bytes) -> None:
     request.request_id = value
 
 
+def _note_explain(request: Request, value: bytes) -> None:
+    request.explain = value == b"1"
+
+
+def _note_fallback(request: Request, value: bytes) -> None:
+    request.fallback = value
+
+
 def _note_expect(request: Request, value: bytes) -> None:
     request.expects = value.lower() == b"100-continue"
 
@@ -231,6 +241,8 @@ _NOTED = {
     b"x-api-key": _note_api_key,
     b"x-request-id": _note_request_id,
     b"expect": _note_expect,
+    b"x-llmgw-explain": _note_explain,
+    b"x-llmgw-fallback": _note_fallback,
     b"transfer-encoding": _note_transfer,
 }
 

@@ -71,9 +71,8 @@ class Refresher:
     async def configured(self) -> None:
         """Take over what the configuration names; it serves while the database is away."""
         config = self._core.config
-        await self._install(
-            from_static(config.endpoints, config.aliases), static_keys(config.keys), None
-        )
+        static = from_static(config.endpoints, config.aliases, config.fallbacks)
+        await self._install(static, static_keys(config.keys), None)
 
     async def _read(self, pool: Pool) -> None:
         config = self._core.config
@@ -85,7 +84,7 @@ class Refresher:
         delays: list[Any] = []
         if waited_for:
             delays = await pool.fetch(self._queries["route_waking"], waited_for)
-        static = from_static(config.endpoints, config.aliases)
+        static = from_static(config.endpoints, config.aliases, config.fallbacks)
         keys = {**static_keys(config.keys), **keys_from_rows(rows)}
         await self._install(merged(from_rows(models, replicas), static), keys, now)
         self._core.waiting.told(delays)

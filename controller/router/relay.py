@@ -25,6 +25,10 @@ _NOT_RELAYED = frozenset((
 ))  # fmt: skip
 
 
+ERROR_EVENT = "upstream_error_event"
+"""The code of a stream in which the engine itself reported an error."""
+
+
 class Head(NamedTuple):
     """The head of an engine's answer; `length` None when framed by chunks or by the close."""
 
@@ -46,6 +50,7 @@ class Wish(NamedTuple):
     dialect: Dialect
     vectors: bool  # the client wants embeddings as base64
     restore: bytes | None  # JSON string of the name the client used, when the engine knows another
+    extra: tuple[tuple[bytes, bytes], ...] = ()  # header lines of ours
 
 
 class Relay:
@@ -63,6 +68,8 @@ class Relay:
         lines = [status_line(head.status)]
         lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _NOT_RELAYED]
         lines.append(b"x-request-id: %b\r\n" % wish.request_id)
+        if wish.extra:
+            lines += [b"%b: %b\r\n" % pair for pair in wish.extra]
         if length is not None:
             lines.append(b"content-length: %d\r\n" % length)
         elif wish.chunks:
@@ -113,6 +120,11 @@ class StreamRelay(Relay):
         if not out or self.refusal is not None or self._ended:
             return b""
         return self._frame(out)
+
+    def comment(self, text: str) -> bytes:
+        """A line that clients of event streams pass over; the head goes before the first."""
+        told = " ".join(text.split())
+        return self._frame(f": {told}\n\n".encode())
 
     def finish(self) -> bytes:
         """The engine ended the answer in good order; whether it is complete is another matter."""
@@ -168,7 +180,7 @@ class StreamRelay(Relay):
         error = self.scanner.error
         if self.untouched and self.scanner.error_first:
             self.refusal = error_of(error, self._wish.model)
-        self._give_up("error" if self.scanner.error_first else "partial", "upstream_error_event")
+        self._give_up("error" if self.scanner.error_first else "partial", ERROR_EVENT)
 
 
 def error_of(error: Any, model: str) -> ApiError:

@@ -79,6 +79,8 @@ class Stats:
         self.models: dict[str, ModelStats] = {}
         self.refusals: dict[str, int] = {}  # error code
         self.retries: dict[str, int] = {}  # reason
+        self.retries_refused: dict[str, int] = {}  # reason; the budget was exhausted
+        self.fallbacks: dict[tuple[str, str, str], int] = {}  # model, the one instead, reason
         self.upstream_failures: dict[tuple[str, str], int] = {}  # replica, cause
         self.counts: dict[str, int] = {}  # everything without labels
 
@@ -96,6 +98,19 @@ class Stats:
 
     def retry(self, reason: str) -> None:
         self.retries[reason] = self.retries.get(reason, 0) + 1
+
+    def unaffordable(self, reason: str) -> None:
+        """A retry was not made: the budget was exhausted."""
+        self.retries_refused[reason] = self.retries_refused.get(reason, 0) + 1
+
+    def fall_back(self, model: str, other: str, reason: str) -> None:
+        key = (model, other, reason)
+        self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
+
+    def move_in_flight(self, model: str, other: str) -> None:
+        """A running request counts for the model that serves it, which is kept awake by it."""
+        self.model(model).in_flight -= 1
+        self.model(other).in_flight += 1
 
     def fail_upstream(self, replica: str, cause: str) -> None:
         key = (replica, cause)
@@ -124,6 +139,8 @@ class Stats:
             "in_flight": [[m, of.in_flight] for m, of in models if m],
             "refusals": [[code, n] for code, n in self.refusals.items()],
             "retries": [[reason, n] for reason, n in self.retries.items()],
+            "retries_refused": [[reason, n] for reason, n in self.retries_refused.items()],
+            "fallbacks": [[*key, n] for key, n in self.fallbacks.items()],
             "upstream_failures": [[*key, n] for key, n in self.upstream_failures.items()],
             "cancellations": [
                 [m, n] for m, of in models if (n := of.outcomes.get("client_closed", 0))

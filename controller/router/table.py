@@ -118,7 +118,9 @@ def _replica(row: Mapping[str, Any]) -> Replica | None:
 
 
 def from_static(
-    endpoints: Iterable[StaticEndpoint], aliases: Iterable[tuple[str, str]] = ()
+    endpoints: Iterable[StaticEndpoint],
+    aliases: Iterable[tuple[str, str]] = (),
+    fallbacks: Iterable[tuple[str, tuple[str, ...]]] = (),
 ) -> RouteTable:
     """The table of `--endpoint` options. Raises ValueError for a bad URL or a double id."""
     by_model: dict[str, list[Replica]] = {}
@@ -130,10 +132,15 @@ def from_static(
         endpoint = parse_endpoint(entry.url)
         for name in entry.models:
             by_model.setdefault(name, []).append(Replica(entry.id, None, endpoint, name, True))
-    named = list(aliases)
+    named, others = list(aliases), dict(fallbacks)
     return RouteTable(
         tuple(
-            Model(name, tuple(a for a, target in named if target == name), replicas=tuple(found))
+            Model(
+                name,
+                tuple(a for a, target in named if target == name),
+                others.get(name, ()),
+                replicas=tuple(found),
+            )
             for name, found in by_model.items()
         )
     )
@@ -152,7 +159,7 @@ def _joined(model: Model, other: Model | None) -> Model:
     return Model(
         model.name,
         model.aliases + other.aliases,
-        model.fallbacks,
+        model.fallbacks or other.fallbacks,
         model.created,
         model.replicas + other.replicas,
         model.on_demand,

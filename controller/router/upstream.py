@@ -7,6 +7,7 @@ exchanges it lies in its pool. Nothing here decides about retries: failures are 
 from __future__ import annotations
 
 import errno
+import math
 import socket
 import time
 from enum import Enum
@@ -33,6 +34,7 @@ class Cause(Enum):
     CLOSED_UNANSWERED = "closed_unanswered"  # not one byte came back
     CLOSED_EARLY = "closed_early"  # in the middle of the answer
     HEADERS_TIMEOUT = "headers_timeout"
+    FIRST_TOKEN_TIMEOUT = "first_token_timeout"  # noqa: S105 - a word, no secret
     IDLE_TIMEOUT = "idle_timeout"
     TOTAL_TIMEOUT = "total_timeout"
     NOT_HTTP = "not_http"
@@ -42,7 +44,9 @@ class Cause(Enum):
         return self in _TIMEOUTS
 
 
-_TIMEOUTS = frozenset((Cause.HEADERS_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT))
+_TIMEOUTS = frozenset((
+    Cause.HEADERS_TIMEOUT, Cause.FIRST_TOKEN_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT,
+))  # fmt: skip
 
 
 class Failure(NamedTuple):
@@ -58,6 +62,9 @@ class Owner(Protocol):
     def on_answer(self, head: Head | None, body: bytes, *, complete: bool) -> None:
         """The head (once) and more of the body."""
 
+    def on_silence(self) -> None:
+        """Nothing came for as long as `watch` was told to wait."""
+
     def on_failed(self, failure: Failure) -> None:
         """The attempt is over; the connection is closed and no longer counted."""
 
@@ -66,10 +73,10 @@ class UpstreamConnection(Connection):
     """A socket to one engine."""
 
     __slots__ = (
-        "_body", "_complete", "_connecting", "_deadlines", "_extra", "_got", "_head", "_headers",
-        "_keep", "_length", "_parser", "_paused", "_timeouts", "_total_due", "_until_close",
-        "_waiting",
-        "owner", "pool", "reused",
+        "_beat_s", "_begun", "_body", "_complete", "_connecting", "_deadlines", "_extra", "_got",
+        "_head", "_headers", "_heard", "_keep", "_length", "_parser", "_paused", "_step_s",
+        "_timeouts", "_total_due", "_until_close", "_waiting", "_watched", "owner", "pool",
+        "reused",
     )  # fmt: skip
 
     def __init__(
@@ -104,15 +111,47 @@ class UpstreamConnection(Connection):
         self._extra = False
         self._paused = False
         self._total_due = 0.0
+        self._begun = False  # something of the body came
+        self._heard = 0.0  # monotonic moment of the last progress
+        self._watched = False
+        self._beat_s = math.inf
+        self._step_s = self._timeouts.idle_s
 
     def start(self, owner: Owner, request: bytes, total_due: float) -> None:
         """Send a request for `owner`; `total_due` is the monotonic moment its patience ends."""
         self._forget_answer()
         self.owner = owner
         self._total_due = total_due
-        patience = self._timeouts.connect_s if self._connecting else self._timeouts.headers_s
-        self._deadlines.set(self, min(time.monotonic() + patience, total_due))
+        self._expect()
         self.send(request)
+
+    def watch(self, beat_s: float) -> None:
+        """Its answer is a stream: tell the owner each time that it was silent for `beat_s`."""
+        if self.owner is not None:
+            self._watched = True
+            self._beat_s = beat_s
+            self._step_s = min(beat_s, self._timeouts.idle_s)
+            self._expect()
+
+    def _patience_s(self) -> float:
+        """How long the engine may be silent now."""
+        times = self._timeouts
+        if self._connecting:
+            return times.connect_s
+        if self._waiting:
+            return times.headers_s
+        return times.first_token_s if self._awaits_token() else times.idle_s
+
+    def _awaits_token(self) -> bool:
+        return self._watched and not self._begun
+
+    def _expect(self) -> None:
+        """It goes on from here: what the engine is given starts now."""
+        self._heard = now = time.monotonic()
+        self._deadlines.set(self, self._next_due(now))
+
+    def _next_due(self, now: float) -> float:
+        return min(now + self._beat_s, self._heard + self._patience_s(), self._total_due)
 
     def cancel(self) -> None:
         """The owner lost interest: closing tells the engine to stop working."""
@@ -131,9 +170,7 @@ class UpstreamConnection(Connection):
     def resume(self) -> None:
         if self._paused:
             self._paused = False
-            self._deadlines.set(
-                self, min(time.monotonic() + self._timeouts.idle_s, self._total_due)
-            )
+            self._expect()
             self.set_mask(IN if self.out is None else IN | OUT)
 
     # -- events ----------------------------------------------------------------------------------
@@ -148,7 +185,7 @@ class UpstreamConnection(Connection):
             if not events & OUT:
                 return
             self._connecting = False
-            self.due = min(time.monotonic() + self._timeouts.headers_s, self._total_due)
+            self._expect()
         super().on_event(events)
 
     def received(self, data: bytes) -> None:
@@ -171,9 +208,21 @@ class UpstreamConnection(Connection):
         if self._complete:
             self._release()
         else:
-            patience = self._timeouts.headers_s if self._waiting else self._timeouts.idle_s
-            self.due = min(time.monotonic() + patience, self._total_due)
+            self._progress(head, body)
         owner.on_answer(head, body, complete=self._complete)
+
+    def _progress(self, head: Head | None, body: bytes) -> None:
+        """What an engine says in comments of its stream is no progress: one whose model hangs
+        can go on with those for ever."""
+        if body[:1] == b":" and self._watched and b"\ndata:" not in body:
+            return
+        if not self._begun and (body or head is not None):
+            self._begun = bool(body)
+            self._expect()
+        elif body:
+            self._heard = now = time.monotonic()
+            due = now + self._step_s
+            self.due = min(self._total_due, due)
 
     def lost(self, error: OSError | None) -> None:
         if self._until_close and error is None and self.owner is not None:
@@ -186,12 +235,23 @@ class UpstreamConnection(Connection):
             self._fail(Cause.CLOSED_EARLY if self._got else Cause.CLOSED_UNANSWERED)
 
     def expired(self, now: float) -> None:
-        if now >= self._total_due:
+        if self.owner is None:
+            self._fail(Cause.IDLE_TIMEOUT)  # it lay in its pool
+        elif now >= self._total_due:
             self._fail(Cause.TOTAL_TIMEOUT)
-        elif self._connecting:
-            self._fail(Cause.CONNECT_TIMEOUT)
+        elif now >= self._heard + self._patience_s():
+            self._fail(self._which_timeout())
         else:
-            self._fail(Cause.HEADERS_TIMEOUT if self._waiting else Cause.IDLE_TIMEOUT)
+            self.owner.on_silence()
+            if self.owner is not None:
+                self._deadlines.set(self, self._next_due(now))
+
+    def _which_timeout(self) -> Cause:
+        if self._connecting:
+            return Cause.CONNECT_TIMEOUT
+        if self._waiting:
+            return Cause.HEADERS_TIMEOUT
+        return Cause.FIRST_TOKEN_TIMEOUT if self._awaits_token() else Cause.IDLE_TIMEOUT
 
     def _fail(self, cause: Cause) -> None:
         self.close()

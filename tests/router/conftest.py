@@ -116,8 +116,9 @@ async def house(nursery: trio.Nursery) -> AsyncIterator[House]:
 def quick() -> Timeouts:
     """Deadlines short enough to be waited for."""
     return replace(
-        Timeouts(), connect_s=0.3, headers_s=0.4, idle_s=0.4, client_read_s=0.4, linger_s=1.0
-    )
+        Timeouts(), connect_s=0.3, headers_s=0.4, first_token_s=0.4, idle_s=0.4,
+        client_read_s=0.4, linger_s=1.0,
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -115,6 +115,8 @@ async def test_A04_nothing_stays_in_flight_after_a_storm(house: House, quick: An
     await until(house.idle)
     for wire in wires:
         wire.close()
+    pools = house.core.fleet.everyone()
+    await until(lambda: all(pool.avoid_until <= time.monotonic() for pool in pools))
     before = [len(engine.chats()) for engine in house.engines]
     for _ in range(100):
         assert (await house.ask()).status == 200

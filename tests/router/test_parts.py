@@ -17,8 +17,8 @@ from controller.router.choose import choose
 from controller.router.config import StaticEndpoint, StaticKey
 from controller.router.deadlines import NEVER, Deadlines, Timed
 from controller.router.errors import ApiError
-from controller.router.exchange import MOVES, State
 from controller.router.routes import find
+from controller.router.states import MOVES, State
 from controller.router.stats import Stats
 from controller.router.table import from_rows, from_static, merged, parse_endpoint
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, read_usage

@@ -1,0 +1,35 @@
+"""`X-Llmgw-Explain: 1`: headers that tell how an answer came about. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from controller.router.attempts import Attempts
+
+_UNSAFE = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+def headers(attempts: Attempts) -> tuple[tuple[bytes, bytes], ...]:
+    """Header lines about a request that was, or could not be, sent to an engine.
+
+    `x-llmgw-fallback` is there when another model answers: which, why, and whether the request's
+    own header or the settings allowed it.
+    """
+    told: list[tuple[bytes, bytes]] = [
+        (b"x-llmgw-model", _value(attempts.serving)),
+        (b"x-llmgw-attempts", b"%d" % attempts.count),
+        (b"x-llmgw-queue-ms", b"%d" % round(attempts.queued_s * 1000)),
+    ]
+    if attempts.target is not None:
+        told.append((b"x-llmgw-replica", _value(attempts.target.pool.key)))
+    if attempts.fallback is not None:
+        level = "request" if attempts.chose_fallback else "settings"
+        value = f"{attempts.serving}; on={attempts.fallback}; by={level}"
+        told.append((b"x-llmgw-fallback", _value(value)))
+    return tuple(told)
+
+
+def _value(text: str) -> bytes:
+    return _UNSAFE.sub(b"?", text.encode())

@@ -1,0 +1,77 @@
+"""What is kept of a request that is over: counters and its one usage row. Called once for each."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from controller.router.routes import Kind
+from controller.router.usage import UsageRow
+
+if TYPE_CHECKING:
+    from controller.router.core import Core
+    from controller.router.exchange import Exchange
+    from controller.router.tokens import Tokens
+
+
+class Ending(NamedTuple):
+    """How it ended."""
+
+    outcome: str  # ok, error, client_closed, partial
+    http_status: int  # what the client saw; 499: it saw nothing
+    code: str | None
+    tokens: Tokens
+
+
+def record(core: Core, exchange: Exchange, ending: Ending) -> None:
+    """Count it, and note its row when it was for an engine and had a key."""
+    route, now = exchange.route, time.monotonic()
+    seconds, first_s = now - exchange.started, _first_token_s(exchange)
+    stats = exchange.stats
+    if stats is None:
+        stats = core.stats.model("")
+    else:
+        attempts = exchange.attempts
+        serving = stats
+        if attempts is not None and attempts.serving != attempts.model:
+            serving = core.stats.model(attempts.serving)  # it ran there (`move_in_flight`)
+        serving.in_flight -= 1
+        stats.count_tokens(ending.tokens)
+        if first_s is not None:
+            stats.ttft.observe(first_s)
+    name = "other" if route is None else route.name
+    stats.settle(name, ending.http_status, ending.outcome, seconds)
+    if exchange.key is not None and route is not None and route.kind is Kind.INFER:
+        core.usage.add(_row(core, exchange, ending, now))
+
+
+def _first_token_s(exchange: Exchange) -> float | None:
+    first, asked = exchange.delivery.first_byte, exchange.asked
+    return None if first is None or asked is None or not asked.stream else first - exchange.started
+
+
+def _row(core: Core, exchange: Exchange, ending: Ending, now: float) -> UsageRow:
+    """What is unknown is None."""
+    asked, attempts = exchange.asked, exchange.attempts
+    target = None if attempts is None else attempts.target
+    assert exchange.key is not None
+    assert exchange.route is not None
+    return UsageRow(
+        exchange.row_id,
+        exchange.key.id,
+        None if asked is None else asked.model[:256],
+        None if attempts is None else attempts.serving,
+        None if target is None else target.pool.id,
+        exchange.route.name,
+        ending.outcome,
+        ending.http_status,
+        asked is not None and asked.stream,
+        ending.tokens,
+        _first_token_s(exchange),
+        now - exchange.started,
+        0 if attempts is None else attempts.count,
+        ending.code,
+        exchange.request_id,
+        now,
+        core.keys.database_time(now),
+    )

@@ -1,0 +1,32 @@
+"""Where a request is, and where it may go from there: the table, and nothing else.
+
+CHECKING   route, key, model: all within one callback
+INFLATING  a compressed body is in a worker thread
+WAITING    for a replica or for an engine; the client has seen nothing of an engine's answer, so
+           another attempt may follow (a stream may have had our own head and comments)
+RELAYING   bytes of an engine's answer went out: what goes wrong now is told, never repeated
+SETTLED    over: one usage row, counted once
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class State(IntEnum):
+    """Integers: they are looked up on every move."""
+
+    CHECKING = 0
+    INFLATING = 1
+    WAITING = 2
+    RELAYING = 3
+    SETTLED = 4
+
+
+MOVES = {
+    State.CHECKING: frozenset((State.INFLATING, State.WAITING, State.SETTLED)),
+    State.INFLATING: frozenset((State.WAITING, State.SETTLED)),
+    State.WAITING: frozenset((State.RELAYING, State.SETTLED)),
+    State.RELAYING: frozenset((State.SETTLED,)),
+    State.SETTLED: frozenset[State](),
+}
