@@ -120,6 +120,7 @@ begin
         and not exists (select 1 from llmgw_core.controller c where c.catalog_digest = s.digest);
     perform llmgw_core.scans_keep();
     perform llmgw_core.touched_keep();
+    perform llmgw_core.responses_keep();
     return llmgw_core.partitions_keep_v1(7);
 end $$;
 comment on function llmgw_core.housekeep_v1(bigint) is 'Removes what nobody needs any more and keeps partitions; idempotent, under the housekeeping term.';

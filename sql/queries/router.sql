@@ -32,3 +32,11 @@ select llmgw_core.usage_flush_v1($1::jsonb);
 -- name: router_report
 -- What this router runs on each replica, and has waiting and running for each model.
 select llmgw_core.router_report_v2($1::uuid, $2::jsonb, $3::jsonb);
+
+-- name: responses_put
+-- Where new answers of /v1/responses are kept.
+select llmgw_core.responses_put_v1($1::jsonb);
+
+-- name: response_owner
+-- Which replica holds a stored answer, and whose it is.
+select replica, key_id from llmgw_core.stored_response where id = $1::text;

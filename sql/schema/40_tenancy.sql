@@ -36,6 +36,14 @@ create table llmgw_core.usage_event (
 create index usage_event_key on llmgw_core.usage_event (key_id, at desc);
 comment on table llmgw_core.usage_event is 'One row per client request; tokens are null when nothing said them. Daily partitions.';
 
+create table llmgw_core.stored_response (
+    id text primary key check (length(id) between 1 and 256),
+    key_id text not null,
+    replica text not null,
+    created_at timestamptz not null default clock_timestamp()
+);
+comment on table llmgw_core.stored_response is 'Which replica holds an answer of /v1/responses, and whose it is: a chain goes on there, through any router, and only for the same key. replica is the id of a replica or of a static endpoint.';
+
 create table llmgw_core.secret (
     name text primary key,
     value bytea not null check (octet_length(value) >= 32)
