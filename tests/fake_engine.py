@@ -19,6 +19,7 @@ Keys of a behaviour (all optional):
   die_at        stop after so many tokens/bytes, by `die`: "rst", "fin", "kill" (the process)
   close         "always": no byte, just close; "reused": only on a connection used before
   close_after   true: close the connection after this answer without saying so
+  stateful      true: /v1/responses are kept, and chains go on from kept ones only
   gzip          true: compress a plain answer and say so
   retry_after   value of that header in a plain answer
 """
@@ -72,6 +73,7 @@ class FakeEngine:
         self.default = default or {}
         self.host = host
         self.records: list[Record] = []
+        self.stored: set[str] = set()
         self.connections = 0
         self._want_port = port
         self._lock = threading.Lock()
@@ -213,6 +215,8 @@ class _Answer:
         if how.get("status", 200) != 200:
             error = {"message": "told to fail", "type": "server_error", "code": how["status"]}
             self._plain(how.get("body", {"error": error}), how["status"])
+        elif how.get("stateful") and path == "/v1/responses":
+            self._respond()
         elif self.asked.get("stream"):
             self._stream()
         else:
@@ -294,6 +298,24 @@ class _Answer:
             self._send(b"0\r\n\r\n")
         elif framing == "close":
             raise _Gone
+
+    def _respond(self) -> None:
+        previous, stored = self.asked.get("previous_response_id"), self.engine.stored
+        if previous is not None and previous not in stored:
+            self._plain({"error": {"message": "no such response", "code": 404}}, 404)
+            return
+        identity = f"resp_{self.engine.port}.{len(stored)}"
+        stored.add(identity)
+        document = {"id": identity, "object": "response", "model": self.asked.get("model"),
+                    "status": "completed", "output": [], "previous_response_id": previous,
+                    "usage": {"input_tokens": 7, "output_tokens": 3}}  # fmt: skip
+        if not self.asked.get("stream"):
+            self._plain(document, 200)
+            return
+        self._head(200, "text/event-stream; charset=utf-8", "chunked")
+        for kind in ("response.created", "response.completed"):
+            self._event({"type": kind, "response": document}, "chunked")
+        self._end("chunked")
 
     def _stream(self) -> None:
         how = self.how

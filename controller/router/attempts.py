@@ -42,6 +42,7 @@ class Attempts(Timed):
         "_core",
         "_exchange",
         "_may_fall_back",
+        "_pinned",
         "_request",
         "_resent",
         "_tried",
@@ -86,6 +87,7 @@ class Attempts(Timed):
         self._connect_failures = 0
         self._chain: deque[str] | None = None  # fallbacks not tried yet; None: not looked up
         self._may_fall_back = core.config.fallback_on
+        self._pinned: tuple[str, str] | None = None  # replica, the stored answer that it holds
         core.budget.offer(self.started)
 
     @property
@@ -98,8 +100,15 @@ class Attempts(Timed):
         self._may_fall_back = reasons
         self.chose_fallback = True
 
+    def pin(self, replica: str, previous: str) -> None:
+        """Only this replica can answer: it holds what the request goes on from."""
+        self._pinned = replica, previous
+        self._may_fall_back = frozenset()
+
     def begin(self) -> ApiError | None:
         """Send to the replica of choice."""
+        if self._pinned is not None:
+            return self._go_on(*self._pinned)
         target = self._core.fleet.choose(self.serving, self._tried)
         if target is not None:
             self._send(target)
@@ -108,6 +117,13 @@ class Attempts(Timed):
         if self._core.fleet.wakes(self.model) and self.serving == self.model:
             error = self._core.waiting.enter(self, self._request)
         return None if error is None else self._instead(error)
+
+    def _go_on(self, replica: str, previous: str) -> ApiError | None:
+        target = self._core.fleet.target(self.model, replica)
+        if target is None:
+            return errors.no_previous(previous)
+        self._send(target)
+        return None
 
     def resume(self) -> None:
         """A replica is there: the clocks of sending start now, not when the wait began."""
@@ -223,6 +239,8 @@ class Attempts(Timed):
 
     def _untried(self) -> Target | None:
         assert self.target is not None
+        if self._pinned is not None:
+            return None
         self._tried = (*self._tried, self.target.pool)
         return self._core.fleet.choose(self.serving, self._tried)
 

@@ -15,6 +15,7 @@ from controller.router.deadlines import Deadlines
 from controller.router.fleet import Fleet
 from controller.router.reactor import Reactor
 from controller.router.stats import Stats
+from controller.router.stored import Stored, StoredLog
 from controller.router.usage import UsageLog
 from controller.router.waiting import WaitingRoom
 
@@ -48,6 +49,8 @@ class Core:
         self.budget = RetryBudget(config.retries.ratio, config.retries.floor)
         self.usage = UsageLog(config.limits.usage_rows)
         self.waiting = WaitingRoom(self)
+        self.stored = Stored()
+        self.stored_log: StoredLog | None = None  # None: no database
         self.clients: set[ClientConnection] = set()
         self.exchanges = 0  # requests between their first check and their end
         self.draining = False

@@ -60,6 +60,27 @@ def model_not_found(name: str) -> ApiError:
     )
 
 
+def no_previous(identity: str) -> ApiError:
+    """Unknown, of another key, or gone with its replica: the same words for all three."""
+    return invalid(
+        "previous_response_not_found",
+        f"Previous response '{identity[:200]}' is not found: its replica ended, or it never was. "
+        "Send the whole conversation as 'input' again.",
+        status=404,
+        param="previous_response_id",
+    )
+
+
+def cannot_look_up() -> ApiError:
+    return ApiError(
+        503,
+        "server_error",
+        "previous_response_unknown",
+        "Which replica holds the previous response cannot be looked up now. Try again.",
+        retry_after_s=2,
+    )
+
+
 def no_replica(model: str) -> ApiError:
     return ApiError(
         503,

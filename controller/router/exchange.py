@@ -8,6 +8,7 @@ was sent to the client is `delivery.py`, where the request was sent is `attempts
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
@@ -24,6 +25,7 @@ from controller.router.record import Ending, record
 from controller.router.relay import ERROR_EVENT, Head, StreamRelay, Wish
 from controller.router.routes import Kind, Route
 from controller.router.states import MOVES, State
+from controller.router.stored import Missing, Owner, previous, response_id
 from controller.router.tokens import UNKNOWN, Tokens
 from controller.router.verdict import BY_STATUS
 
@@ -139,8 +141,43 @@ class Exchange:
                 self.refuse(chosen)
                 return
             attempts.allow_fallback(chosen)
-        self._move(State.WAITING)
-        self.try_again()
+        goes_on_from = previous(asked.document) if self.route.stores else None
+        if goes_on_from is None:
+            self._move(State.WAITING)
+            self.try_again()
+        else:
+            self._find_owner(goes_on_from)
+
+    def _find_owner(self, goes_on_from: str) -> None:
+        """Which replica holds the answer before this one: another router may have begun it."""
+        owner, log = self._core.stored.owner(goes_on_from), self._core.stored_log
+        if owner is not None or log is None:
+            self._found_owner(goes_on_from, owner or Missing())
+            return
+        self._move(State.LOOKING_UP)
+        found = partial(self._looked_up, goes_on_from)
+        self._core.in_background(log.find, goes_on_from, then=found)
+
+    def _looked_up(self, goes_on_from: str, found: Owner | Missing | None) -> None:
+        if self._state is not State.LOOKING_UP:
+            return  # the client left meanwhile
+        try:
+            self._found_owner(goes_on_from, found)
+        except Exception:
+            self.abandon()
+            raise
+
+    def _found_owner(self, goes_on_from: str, owner: Owner | Missing | None) -> None:
+        assert self.attempts is not None
+        assert self.key is not None
+        if owner is None:
+            self.refuse(errors.cannot_look_up())
+        elif isinstance(owner, Missing) or owner.key_id != self.key.id:
+            self.refuse(errors.no_previous(goes_on_from))
+        else:
+            self.attempts.pin(owner.replica, goes_on_from)
+            self._move(State.WAITING)
+            self.try_again()
 
     # -- attempts --------------------------------------------------------------------------------
 
@@ -245,6 +282,8 @@ class Exchange:
 
     def _pass_on(self, relay: PlainRelay | StreamRelay, body: bytes, *, complete: bool) -> None:
         delivery = self.delivery
+        if delivery.first_byte is None and self.route is not None and self.route.stores:
+            self._note_stored(relay.status, body)
         if delivery.pass_on(body, complete=complete) and self._state is State.WAITING:
             self._relaying()
         if relay.refusal is not None:
@@ -255,6 +294,13 @@ class Exchange:
             delivery.slow_down(None if self.attempts is None else self.attempts.up)
         else:
             delivery.check_delivered()
+
+    def _note_stored(self, status: int, beginning: bytes) -> None:
+        """Remember which replica keeps this answer, before the client can go on from it."""
+        identity = response_id(beginning) if status == 200 else None
+        if identity is not None and self.attempts and self.attempts.target and self.key:
+            owner = Owner(self.attempts.target.pool.key, self.key.id)
+            self._core.stored.note(identity, owner)
 
     def _relaying(self) -> None:
         """The first bytes of an engine's answer went out: nothing is made again from here."""

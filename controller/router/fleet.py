@@ -209,6 +209,10 @@ class Fleet:
         """Whether the model starts when it is asked for."""
         return model in self._on_demand
 
+    def target(self, model: str, key: str) -> Target | None:
+        """This ready replica of the model, None when it is not or no more."""
+        return next((t for t in self._ready.get(model, ()) if t.pool.key == key), None)
+
     def choose(self, model: str, tried: tuple[Pool, ...]) -> Target | None:
         """A ready replica of `model` that was not tried yet, None when there is none."""
         ready = self._ready.get(model, [])

@@ -39,6 +39,7 @@ class Route:
     vectors: bool = False  # answers are embeddings, as numbers or base64
     reads: bool = False  # its prompt is text, so that its tokens can be estimated
     writes: bool = False  # its answer is text
+    stores: bool = False  # engines keep its answers, and later requests go on from them
     path: bytes = b""  # what engines call it, when that is not what the client called
 
 
@@ -52,7 +53,7 @@ _ROUTES = {
         "completions", dialect=TEXT, asks_usage=True, reads=True, writes=True
     ),
     b"/v1/embeddings": Route("embeddings", vectors=True, reads=True),
-    b"/v1/responses": Route("responses", dialect=RESPONSES, reads=True, writes=True),
+    b"/v1/responses": Route("responses", dialect=RESPONSES, reads=True, writes=True, stores=True),
     b"/v1/messages": Route("messages", dialect=MESSAGES, reads=True, writes=True),
     b"/v1/messages/count_tokens": Route("messages.count_tokens", dialect=MESSAGES),
     b"/v1/rerank": _RERANK,

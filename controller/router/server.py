@@ -22,6 +22,7 @@ from controller.router.errors import draining
 from controller.router.listener import Listener, bind
 from controller.router.refresh import Refresher
 from controller.router.report import Reporter
+from controller.router.stored import StoredLog
 from controller.router.table import from_static
 
 if TYPE_CHECKING:
@@ -117,8 +118,10 @@ async def _serve(
         reporter = None
         if pool is not None:
             reporter = Reporter(core, pool, database.queries)
+            core.stored_log = StoredLog(core.stored, pool, database.queries)
             nursery.start_soon(supervise, "refresh", refresher.run)
             nursery.start_soon(supervise, "report", reporter.run)
+            nursery.start_soon(supervise, "stored answers", core.stored_log.run)
         if database.listen is not None:
             listen = partial(database.listen, refresher.hint, refresher.hint)
             nursery.start_soon(supervise, "listen", listen)

@@ -2,6 +2,7 @@
 
 CHECKING   route, key, model: all within one callback
 INFLATING  a compressed body is in a worker thread
+LOOKING_UP Postgres is asked who holds the answer that this request goes on from
 WAITING    for a replica or for an engine; the client has seen nothing of an engine's answer, so
            another attempt may follow (a stream may have had our own head and comments)
 RELAYING   bytes of an engine's answer went out: what goes wrong now is told, never repeated
@@ -18,14 +19,16 @@ class State(IntEnum):
 
     CHECKING = 0
     INFLATING = 1
-    WAITING = 2
-    RELAYING = 3
-    SETTLED = 4
+    LOOKING_UP = 2
+    WAITING = 3
+    RELAYING = 4
+    SETTLED = 5
 
 
 MOVES = {
-    State.CHECKING: frozenset((State.INFLATING, State.WAITING, State.SETTLED)),
-    State.INFLATING: frozenset((State.WAITING, State.SETTLED)),
+    State.CHECKING: frozenset((State.INFLATING, State.LOOKING_UP, State.WAITING, State.SETTLED)),
+    State.INFLATING: frozenset((State.LOOKING_UP, State.WAITING, State.SETTLED)),
+    State.LOOKING_UP: frozenset((State.WAITING, State.SETTLED)),
     State.WAITING: frozenset((State.RELAYING, State.SETTLED)),
     State.RELAYING: frozenset((State.SETTLED,)),
     State.SETTLED: frozenset[State](),

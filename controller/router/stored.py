@@ -10,11 +10,21 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from controller.router.refresh import Pool
 
 KEPT = 50_000
 _ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.:-]{1,200})"')
 _SEARCHED_BYTES = 16_384
+BATCH_ROWS = 1000
+AGAIN_S = 0.3
+"""An answer that another router has just begun may not be in Postgres yet."""
 
 
 class Owner(NamedTuple):
@@ -37,6 +47,7 @@ class Stored:
         self._kept = kept
         self._owners: OrderedDict[str, Owner] = OrderedDict()
         self._untold: deque[tuple[str, Owner]] = deque(maxlen=kept)
+        self.news = trio.Event()
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -47,6 +58,7 @@ class Stored:
             return  # the first word counts, as in Postgres
         self.learn(identity, owner)
         self._untold.append((identity, owner))
+        self.news.set()
 
     def learn(self, identity: str, owner: Owner) -> None:
         """What Postgres said of an answer."""
@@ -67,3 +79,43 @@ class Stored:
         safe = {row["id"] for row in rows}
         while self._untold and self._untold[0][0] in safe:
             self._untold.popleft()
+
+
+class StoredLog:
+    """The same in Postgres, where every router finds it."""
+
+    def __init__(self, stored: Stored, pool: Pool, queries: Mapping[str, str]) -> None:
+        self._stored = stored
+        self._pool = pool
+        self._queries = queries
+
+    async def run(self) -> None:
+        """Tell Postgres of each new answer at once; its errors end this call (it is supervised)."""
+        while True:
+            self._stored.news = trio.Event()
+            while rows := self._stored.untold(BATCH_ROWS):
+                await self._pool.fetchval(self._queries["responses_put"], rows)
+                self._stored.told(rows)
+            await self._stored.news.wait()
+
+    async def find(self, identity: str) -> Owner | Missing:
+        """Who holds an answer that this process does not know. Raises sql.errors."""
+        for again in (True, False):
+            rows = await self._pool.fetch(self._queries["response_owner"], identity)
+            if rows:
+                owner = Owner(rows[0]["replica"], rows[0]["key_id"])
+                self._stored.learn(identity, owner)
+                return owner
+            if again:
+                await trio.sleep(AGAIN_S)
+        return Missing()
+
+
+class Missing:
+    """Nobody holds it."""
+
+
+def previous(document: dict[str, Any]) -> str | None:
+    """The answer that a request goes on from; None when it begins anew."""
+    found = document.get("previous_response_id")
+    return found if isinstance(found, str) and found else None

@@ -1,0 +1,160 @@
+"""Chains of /v1/responses: they go back to the replica that holds them (case A29)."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from controller.router.config import RouterConfig, Timeouts
+from controller.router.server import run_router
+from controller.router.stored import Owner, Stored, response_id
+from sql import queries
+from tests.fake_engine import FakeEngine
+from tests.router.wire import Answer, Wire, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import trio
+
+    from sql.pool import Pool
+    from tests.conftest import Database
+    from tests.router.conftest import House
+
+KEYS = {"sk-one": "keyone", "sk-two": "keytwo"}
+
+
+def prepare(database: Database, *urls: str) -> None:
+    """One model with a ready replica at each URL, and two keys."""
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute(
+            "insert into llmgw_core.model"
+            " (name, source, min_replicas, max_replicas, origin, updated_by)"
+            " values ('m', 'file:/m', 1, 9, 'api', 'test')"
+        )
+        for url in urls:
+            connection.execute(
+                "insert into llmgw_core.replica (model, state, endpoint, term)"
+                " values ('m', 'pending', %s, 1)",
+                (url,),
+            )
+        for state in ("starting", "ready"):
+            connection.execute("update llmgw_core.replica set state = %s", (state,))
+        for secret, identity in KEYS.items():
+            connection.execute(
+                "insert into llmgw_core.api_key (id, hash, name, created_by)"
+                " values (%s, %s, 'test', 'test')",
+                (identity, sha256(secret.encode()).digest()),
+            )
+
+
+@pytest.fixture
+def engines() -> Iterator[list[FakeEngine]]:
+    with FakeEngine({"stateful": True}) as first, FakeEngine({"stateful": True}) as second:
+        yield [first, second]
+
+
+async def respond(wire: Wire, key: str = "sk-one", **more: Any) -> Answer:
+    await wire.post("/v1/responses", {"model": "m", "input": "x", **more}, key=key)
+    return await wire.answer()
+
+
+def identity(answer: Answer) -> str:
+    assert answer.status == 200, answer.body
+    found = response_id(answer.body)
+    assert found is not None, answer.body
+    return found
+
+
+@pytest.mark.slow
+async def test_A29_a_chain_stays_with_its_replica_through_any_router(
+    nursery: trio.Nursery, database: Database, pool: Pool, engines: list[FakeEngine]
+) -> None:
+    prepare(database, *(engine.url for engine in engines))
+    config = RouterConfig(
+        host="127.0.0.1",
+        port=0,
+        handle_signals=False,
+        timeouts=Timeouts(refresh_s=0.05, flush_s=0.02),
+    )
+    routers = [await nursery.start(run_router, config, pool, queries("router")) for _ in "ab"]
+    wires = []
+    for running in routers:
+        await until(lambda running=running: running.core.fleet.serves("m"))
+        wires.append(await Wire.open(running.port))
+    first, second = wires
+    for stream in (False, True):
+        for _ in range(4):  # whichever of the two gets it
+            last = identity(await respond(first, stream=stream))
+            for turn in range(5):
+                wire = second if turn % 2 == 0 else first
+                last = identity(await respond(wire, previous_response_id=last, stream=stream))
+    assert all(engine.stored for engine in engines)
+
+    stranger = await respond(second, key="sk-two", previous_response_id=last)
+    assert (stranger.status, stranger.json["error"]["code"]) == (404, "previous_response_not_found")
+    asked = [json.loads(record.body) for engine in engines for record in engine.chats()]
+    assert sum(body.get("previous_response_id") == last for body in asked) == 0
+
+    owner = next(engine for engine in engines if last in engine.stored)
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute(
+            "update llmgw_core.replica set state = 'failed' where endpoint = %s", (owner.url,)
+        )
+    for running in routers:
+        await until(lambda running=running: len(running.core.fleet.pools) == 1)
+    for wire in wires:
+        gone = await respond(wire, previous_response_id=last)
+        assert (gone.status, gone.json["error"]["code"]) == (404, "previous_response_not_found")
+        assert gone.json["error"]["param"] == "previous_response_id"
+        wire.close()
+    for running in routers:
+        running.stop()
+        await until(lambda running=running: not running.core.clients)
+
+
+async def test_A29_without_a_database_one_process_knows_its_own(house: House) -> None:
+    for _ in range(2):
+        house.engine(stateful=True)
+    await house.start()
+    wire = await house.wire()
+    for _ in range(6):
+        last = identity(await respond(wire, key="sk-test"))
+        for _ in range(3):
+            last = identity(await respond(wire, key="sk-test", previous_response_id=last))
+    assert all(engine.stored for engine in house.engines)
+    unknown = await respond(wire, key="sk-test", previous_response_id="resp_nowhere")
+    assert unknown.status == 404
+    assert "resp_nowhere" in unknown.json["error"]["message"]
+
+
+async def test_A29_a_lookup_that_fails_is_told(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.start()
+
+    class Away:
+        async def find(self, _: str) -> None:
+            raise OSError("the database is away")
+
+    monkeypatch.setattr(house.core, "stored_log", Away())
+    answer = await respond(await house.wire(), key="sk-test", previous_response_id="resp_x")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+
+
+def test_the_first_word_about_an_answer_counts() -> None:
+    stored = Stored(kept=2)
+    stored.note("resp_a", Owner("1", "mine"))
+    stored.note("resp_a", Owner("2", "theirs"))
+    assert stored.owner("resp_a") == Owner("1", "mine")
+    assert stored.untold(10) == [{"id": "resp_a", "replica": "1", "key_id": "mine"}]
+    for name in ("resp_b", "resp_c"):
+        stored.note(name, Owner("1", "mine"))
+    assert stored.owner("resp_a") is None
+    assert len(stored) == 2
+    stored.told(stored.untold(1))
+    assert [row["id"] for row in stored.untold(10)] == ["resp_c"]
