@@ -131,7 +131,7 @@ def test_D16_requests_at_the_moment_of_the_stop_are_served_100_times(cluster: Cl
     cluster.set("min_residence", 1)
     names = [f"brief{number}" for number in range(BESIDE)]
     for name in names:
-        _fake(cluster, name, cpus=0.01, gap=0.1)
+        _fake(cluster, name, cpus=0.01, delay=0.5, gap=0.1)
         cluster.post(f"/models/{name}/scale", min=0, idle_timeout="1s")
     _known(cluster, *names)
     with Stops(cluster.database) as stops, ThreadPoolExecutor(BESIDE) as clients:
