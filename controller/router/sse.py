@@ -85,7 +85,9 @@ class Scanner:
             and self._stop not in data
             and not self._after_cr
         ):
-            self._remember(data)
+            self._parts += data.count(self._part)  # as _remember, without the price of a call
+            self._before_last = self._last
+            self._last = data
             return data
         return self._split(data)
 
