@@ -133,6 +133,9 @@ class Settings(BaseModel):
         description="why another model may answer; refusal: the engine finds fault with the "
         "request (400, 413, 422), for example a prompt that is too long",
     )
+    cors: tuple[str, ...] = Field(
+        (), description='origins of web pages that may call the client port; "*" = every one'
+    )
     drain: Seconds = Field(30.0, description="running requests get this long at SIGTERM")
     timeouts: Timeouts = Field(
         default_factory=lambda: Timeouts.model_validate({}), description="deadlines of requests"
@@ -160,6 +163,25 @@ class Settings(BaseModel):
         for value in values:
             endpoint(value)
         return values
+
+    @field_validator("cors", mode="before")
+    @classmethod
+    def _cors(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
+
+    @field_validator("cors")
+    @classmethod
+    def _origins(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            origin(value)
+        return values
+
+
+def origin(value: str) -> None:
+    """ValueError unless `value` is "*" or what a browser sends as Origin."""
+    scheme, sign, host = value.partition("://")
+    if value != "*" and not (scheme and sign and host and value.isascii() and "/" not in host):
+        raise ValueError(f'{value!r} is no origin, as "https://chat.example.org", nor "*"')
 
 
 def host_port(value: str) -> tuple[str, int]:

@@ -40,6 +40,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         stats_socket=str(runtime / f"router-{worker}.sock"),
         endpoints=tuple(endpoint(text) for text in settings.endpoints),
         keys=tuple(keys),
+        cors=frozenset(settings.cors),
         limits=Limits(
             body_bytes=bounds.body * MIB,
             inflated_bytes=bounds.inflated_body * MIB,

@@ -22,6 +22,7 @@ Keys of a behaviour (all optional):
   stateful      true: /v1/responses are kept, and chains go on from kept ones only
   gzip          true: compress a plain answer and say so
   retry_after   value of that header in a plain answer
+  headers       raw header lines in the head of an answer
 """
 
 from __future__ import annotations
@@ -279,6 +280,7 @@ class _Answer:
     def _head(self, status: int, kind: str, framing: str, extra: str = "", length: int = 0) -> None:
         lines = {"length": f"content-length: {length}\r\n", "close": "connection: close\r\n",
                  "chunked": "transfer-encoding: chunked\r\n"}  # fmt: skip
+        extra += self.how.get("headers", "")
         head = f"HTTP/1.1 {status} Fake\r\ncontent-type: {kind}\r\n{extra}{lines[framing]}\r\n"
         self._send(head.encode())
 

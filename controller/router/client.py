@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from controller.router.checking import admit
 from controller.router.connection import Connection
+from controller.router.cors import answer_headers, preflight_headers
 from controller.router.errors import ApiError, invalid
 from controller.router.exchange import Exchange
 from controller.router.http1 import CONTINUE, Request, RequestReader, answer
@@ -165,6 +166,8 @@ class ClientConnection(Connection):
     ) -> None:
         """A whole answer of ours, which ends the exchange."""
         close = not request.keep_alive or not request.complete or self._core.draining
+        if request.origin and self._core.config.cors:
+            extra += answer_headers(self._core.config.cors, request.origin)
         data = answer(status, (_JSON, (b"x-request-id", request_id), *extra), body, close=close)
         self.send(data[: len(data) - len(body)] if request.method == b"HEAD" else data)
         self.finished(close=close)
@@ -186,6 +189,14 @@ class ClientConnection(Connection):
             extra.append((b"www-authenticate", b"Bearer"))
         body = dialect_at(request.path).error(error)
         self.respond(error.status, request_id, body, request, tuple(extra))
+
+    def respond_options(self, allow: str, request_id: bytes, request: Request) -> None:
+        """What a path answers, also to a browser that asks before it sends (case A37)."""
+        methods = f"{allow}, OPTIONS"
+        extra = [(b"allow", methods.encode())]
+        if request.origin and answer_headers(self._core.config.cors, request.origin):
+            extra += preflight_headers(request, methods)
+        self.respond(204, request_id, b"", request, tuple(extra))
 
     def finished(self, *, close: bool) -> None:
         """The exchange is settled and its answer given to `send`."""

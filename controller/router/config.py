@@ -96,6 +96,7 @@ class RouterConfig:
     aliases: tuple[tuple[str, str], ...] = ()  # (alias, model) of static mode
     fallbacks: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of static mode: model, others
     fallback_on: frozenset[str] = FALLBACK_ON
+    cors: frozenset[str] = frozenset()  # origins of web pages that may call us; "*" = every one
     handle_signals: bool = True  # SIGTERM and SIGINT drain and return
     seed: int | None = None  # choosing replicas; None = from the system
     limits: Limits = field(default_factory=Limits)

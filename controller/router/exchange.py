@@ -18,6 +18,7 @@ from controller.router import body as request_body
 from controller.router import errors, explain, fallbacks, local
 from controller.router.attempts import Attempts
 from controller.router.checking import admit, aim, read_body
+from controller.router.cors import answer_headers
 from controller.router.delivery import Delivery
 from controller.router.errors import ApiError
 from controller.router.held import Held
@@ -229,6 +230,8 @@ class Exchange:
     def _wish(self, attempts: Attempts) -> Wish:
         route, asked = self.route, attempts.asked
         assert route is not None
+        origin = self.request.origin
+        cors = answer_headers(self._core.config.cors, origin) if origin else ()
         return Wish(
             attempts.model,
             self.request_id,
@@ -238,7 +241,7 @@ class Exchange:
             route.dialect,
             route.vectors and asked.document.get("encoding_format") == "base64",
             orjson.dumps(asked.model) if attempts.renamed else None,
-            explain.headers(attempts) if self.request.explain else (),
+            explain.headers(attempts) + cors if self.request.explain else cors,
         )
 
     # -- the answer ------------------------------------------------------------------------------
@@ -372,6 +375,10 @@ class Exchange:
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error of ours; the client has seen nothing yet."""
+        if error.allow is not None and self.request.method == b"OPTIONS":
+            self._settle("ok", 204, None, UNKNOWN)
+            self.client.respond_options(error.allow, self.request_id, self.request)
+            return
         self._drop_upstream()
         self._core.stats.refuse(error.code)
         attempts = self.attempts

@@ -13,7 +13,7 @@ NOT_FORWARDED = frozenset((
     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings",
     b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect",
     b"x-request-id", b"authorization", b"cookie", b"x-api-key", b"api-key",
-    b"openai-organization", b"openai-project",
+    b"openai-organization", b"openai-project", b"origin",
 ))  # fmt: skip
 _PLAIN_CONNECTION = frozenset((b"", b"keep-alive", b"close"))
 

@@ -1,7 +1,7 @@
 """HTTP/1.1 as clients speak it to us: requests out of bytes, answers into bytes. No sockets.
 
-httptools (llhttp, strict) parses; this module bounds what it may collect and refuses what could
-be read in two ways (both Content-Length and Transfer-Encoding, codings other than chunked).
+httptools (llhttp, strict) parses; this module bounds what it may collect and `head.py` refuses what
+could be read in two ways.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import httptools
 
 from controller.router.errors import ApiError, invalid, too_large
+from controller.router.head import NOTED, SLASH, bad, flaw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
-_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+_STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 _UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings", b"connection"))
 
 Headers = list[tuple[bytes, bytes]]  # names in lower case
@@ -31,8 +32,9 @@ class Request:
     """One request; `body` is there when `complete`."""
 
     __slots__ = (
-        "authorization", "body", "chunked", "coding", "complete", "expects", "explain", "fallback",
-        "headers", "keep_alive", "length", "method", "request_id", "target", "version",
+        "authorization", "authorized", "body", "chunked", "coding", "complete", "expects",
+        "explain", "fallback", "flaw", "headers", "hosts", "keep_alive", "length", "method",
+        "origin", "request_id", "target", "version",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -41,6 +43,10 @@ class Request:
         self.version = "1.1"
         self.headers: Headers = []
         self.authorization = b""
+        self.authorized = False  # by an Authorization header
+        self.origin = b""  # of a page in a browser
+        self.hosts = 0  # Host headers
+        self.flaw: ApiError | None = None  # seen in a header
         self.coding = b""
         self.request_id = b""
         self.explain = False
@@ -114,7 +120,7 @@ class RequestReader:
             return  # a trailer: nobody asked for it
         name = name.lower()
         request.headers.append((name, value))
-        note = _NOTED.get(name)
+        note = NOTED.get(name)
         if note is not None:
             note(request, value)
 
@@ -124,6 +130,10 @@ class RequestReader:
         request.version = self._parser.get_http_version()
         self._upgrade = self._parser.should_upgrade()
         self.current = request
+        if request.hosts != 1 or request.version != "1.1" or request.target[0] != SLASH:
+            self._look_closer(request)
+        elif request.flaw is not None:
+            self._refuse(request.flaw)
         if len(request.headers) > self._limits.header_count:  # header_bytes bounds them before
             self._refuse(_headers_too_large())
         if request.length is not None and request.length > self._limits.body_bytes:
@@ -151,6 +161,11 @@ class RequestReader:
 
     # -- faults ----------------------------------------------------------------------------------
 
+    def _look_closer(self, request: Request) -> None:
+        fault = flaw(request)
+        if fault is not None:
+            self._refuse(fault)
+
     def _refuse(self, fault: ApiError) -> None:
         self.fault = fault
         raise _StopReadingError
@@ -158,7 +173,7 @@ class RequestReader:
     def _fail(self, error: httptools.HttpParserError) -> None:
         if self.fault is not None or (self.ready and not self.ready[-1].keep_alive):
             return  # our own limit, or bytes after a request that said it was the last
-        self.fault = invalid("bad_request", f"This is not valid HTTP/1.1: {error}.")
+        self.fault = bad(str(error).rstrip("."))
 
     def _check_overhead(self) -> None:
         """Bound what the parser collects by itself: unfinished headers, chunk extensions."""
@@ -195,60 +210,8 @@ def _headers_too_large() -> ApiError:
     return invalid("headers_too_large", "The request has too many or too long headers.", status=431)
 
 
-def _note_length(request: Request, value: bytes) -> None:
-    request.length = int(value) if value.isdigit() and len(value) < 20 else None
-
-
-def _note_coding(request: Request, value: bytes) -> None:
-    coding = value.strip().lower()
-    request.coding = b"" if coding == b"identity" else coding
-
-
-def _note_authorization(request: Request, value: bytes) -> None:
-    request.authorization = value
-
-
-def _note_api_key(request: Request, value: bytes) -> None:
-    """Anthropic's way to send a key; an Authorization header goes before it."""
-    if not request.authorization:
-        request.authorization = b"Bearer " + value
-
-
-def _note_request_id(request: Request, value: bytes) -> None:
-    request.request_id = value
-
-
-def _note_explain(request: Request, value: bytes) -> None:
-    request.explain = value == b"1"
-
-
-def _note_fallback(request: Request, value: bytes) -> None:
-    request.fallback = value
-
-
-def _note_expect(request: Request, value: bytes) -> None:
-    request.expects = value.lower() == b"100-continue"
-
-
-def _note_transfer(request: Request, _value: bytes) -> None:
-    request.chunked = True
-
-
-_NOTED = {
-    b"content-length": _note_length,
-    b"content-encoding": _note_coding,
-    b"authorization": _note_authorization,
-    b"x-api-key": _note_api_key,
-    b"x-request-id": _note_request_id,
-    b"expect": _note_expect,
-    b"x-llmgw-explain": _note_explain,
-    b"x-llmgw-fallback": _note_fallback,
-    b"transfer-encoding": _note_transfer,
-}
-
-
 def status_line(status: int) -> bytes:
-    return b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Unknown"))
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
 
 
 def answer(
@@ -257,7 +220,8 @@ def answer(
     """A whole answer of known length."""
     lines = [status_line(status)]
     lines += [b"%b: %b\r\n" % header for header in headers]
-    lines.append(b"content-length: %d\r\n" % len(body))
+    if status != HTTPStatus.NO_CONTENT:  # RFC 9110 8.6: that one has no length
+        lines.append(b"content-length: %d\r\n" % len(body))
     lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
     return b"".join(lines) + body
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _NOT_RELAYED = frozenset((
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id", b"set-cookie",
+    b"access-control-allow-origin", b"access-control-allow-credentials",
+    b"access-control-allow-methods", b"access-control-allow-headers",
+    b"access-control-expose-headers", b"access-control-max-age",
 ))  # fmt: skip
 
 

@@ -266,3 +266,14 @@ def test_the_readme_names_settings_that_exist(of):
     assert blocks
     for block in blocks:
         assert of(block)
+
+
+def test_A37_origins_are_a_list_or_every_one_and_reach_the_router(of, bare, tmp_path):
+    text = STATIC + 'cors = ["https://a.example", "http://b.example:3000"]\n'
+    config = router_config(of(text), tmp_path, 0, "me")
+    assert config.cors == {"https://a.example", "http://b.example:3000"}
+    assert of().cors == ()
+    assert "is no origin" in fault(of, STATIC + 'cors = ["a.example"]\n')
+    assert "is no origin" in fault(of, STATIC + 'cors = ["https://a.example/"]\n')
+    bare.setenv("LLMGW_CORS", "*")
+    assert of().cors == ("*",)

@@ -58,7 +58,7 @@ def test_rubbish_never_raises(data: bytes) -> None:
 @given(st.integers(0, 30), st.booleans())
 def test_the_body_limit_is_exact_in_both_framings(size: int, chunked: bool) -> None:
     reader = RequestReader(Limits(body_bytes=20))
-    head = b"POST / HTTP/1.1\r\n"
+    head = b"POST / HTTP/1.1\r\nhost: t\r\n"
     body = b"x" * size
     if chunked:
         framed = (chunk(body) if body else b"") + b"0\r\n\r\n"
@@ -73,7 +73,7 @@ def test_the_body_limit_is_exact_in_both_framings(size: int, chunked: bool) -> N
 
 
 def test_chunk_extensions_and_trailers_are_bounded() -> None:
-    head = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n"
     for flood in (b"1;" + b"x" * 5000, b"0\r\n" + b"a: b\r\n" * 900):
         reader = RequestReader(Limits(body_bytes=2000))
         reader.feed(head)
@@ -86,12 +86,12 @@ def test_chunk_extensions_and_trailers_are_bounded() -> None:
 def test_trailers_are_not_headers() -> None:
     reader = RequestReader(Limits())
     reader.feed(
-        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"POST / HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n"
         b"1\r\nx\r\n0\r\nauthorization: Bearer evil\r\n\r\n"
     )
     request = reader.ready[0]
     assert request.authorization == b""
-    assert request.headers == [(b"transfer-encoding", b"chunked")]
+    assert request.headers == [(b"host", b"t"), (b"transfer-encoding", b"chunked")]
 
 
 def test_two_lengths_are_refused() -> None:
@@ -104,9 +104,9 @@ def test_two_lengths_are_refused() -> None:
         b"transfer-encoding: gzip",
     ):
         reader = RequestReader(Limits())
-        reader.feed(b"POST / HTTP/1.1\r\n" + headers + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+        reader.feed(b"POST / HTTP/1.1\r\nhost: t\r\n" + headers + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
         assert reader.fault is not None, headers
-        assert reader.fault.status == 400
+        assert reader.fault.status in (400, 501)
         assert not reader.ready
 
 

@@ -36,7 +36,7 @@ async def test_paths_methods_and_lists(house: House) -> None:
     wrong = await wire.get(PATH)
     assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
     assert set(wrong.json["error"]) == {"message", "type", "param", "code"}
-    await wire.send(b"HEAD /healthz HTTP/1.1\r\n\r\n")
+    await wire.send(b"HEAD /healthz HTTP/1.1\r\nhost: t\r\n\r\n")
     assert (await wire.answer(head_only=True)).status == 200
     await wire.chat()
     assert (await wire.answer()).status == 200
@@ -270,7 +270,9 @@ async def test_requests_in_one_piece_are_answered_in_order(house: House) -> None
     await wire.send(b"".join(post_bytes(PATH, chat_body(), x_request_id=str(n)) for n in numbers))
     for n in numbers:
         assert (await wire.answer()).headers["x-request-id"] == str(n)
-    await wire.send(b"GET /healthz HTTP/1.1\r\nconnection: close\r\n\r\nGET / HTTP/1.1\r\n\r\n")
+    await wire.send(
+        b"GET /healthz HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\nGET / HTTP/1.1\r\n\r\n"
+    )
     answer = await wire.answer()
     assert (answer.status, answer.headers["connection"]) == (200, "close")
     assert await wire.closed()
@@ -286,7 +288,7 @@ async def test_what_is_no_http_is_refused_and_closed(house: House, head: bytes) 
     await house.start()
     wire = await house.wire()
     await wire.send(head)
-    assert (await wire.answer()).status in (400, 405)
+    assert (await wire.answer()).status in (400, 405, 501)
     assert await wire.closed()
 
 
@@ -294,7 +296,7 @@ async def test_endless_and_too_many_headers_are_431(house: House) -> None:
     await house.start()
     for data in (b"a: b\r\n" * 200 + b"\r\n", b"x: " + b"y" * 100_000, b"a: b\r\n" * 20_000):
         wire = await house.wire()
-        await wire.send(b"GET / HTTP/1.1\r\n" + data)
+        await wire.send(b"GET / HTTP/1.1\r\nhost: t\r\n" + data)
         assert (await wire.answer()).status == 431
         assert await wire.closed()
 

@@ -102,7 +102,7 @@ class Wire:
         status, headers = await self.head()
         body = b""
         try:
-            if head_only or status < 200:
+            if head_only or status < 200 or status == 204:
                 pass
             elif headers.get("transfer-encoding") == "chunked":
                 while True:
