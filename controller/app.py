@@ -83,7 +83,8 @@ class Supervisor:
             async with trio.open_nursery() as nursery:
                 async for number in numbers:
                     if number == signal.SIGHUP:
-                        self._send(self._control, signal.SIGHUP)
+                        for child in (self._control, *self._routers):
+                            self._send(child, signal.SIGHUP)
                     elif not self._stopping.is_set():
                         nursery.start_soon(self._stop)
 

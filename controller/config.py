@@ -133,6 +133,8 @@ class Settings(BaseModel):
         description="why another model may answer; refusal: the engine finds fault with the "
         "request (400, 413, 422), for example a prompt that is too long",
     )
+    tls_cert: Path | None = Field(None, description="PEM chain for the client port")
+    tls_key: Path | None = Field(None, description="PEM key for the client port")
     cors: tuple[str, ...] = Field(
         (), description='origins of web pages that may call the client port; "*" = every one'
     )
@@ -265,10 +267,11 @@ def _judge(settings: Settings) -> None:
             "nothing to serve: name a database (LLMGW_DATABASE_URL or [database] url) or "
             "fixed replicas (--endpoint id=URL=model)"
         )
-    if (settings.admin_tls_cert is None) != (settings.admin_tls_key is None):
-        raise BadConfig("admin_tls_cert and admin_tls_key go together: one of them is missing")
     if settings.role != "router":
-        _judge_files(settings)
+        _judge_tokens(settings)
+        _judge_tls(settings, "admin_tls_cert", "admin_tls_key")
+    if settings.role != "control":
+        _judge_tls(settings, "tls_cert", "tls_key")
     host, _ = host_port(settings.admin_listen)
     if settings.role != "router" and not is_loopback(host):
         if settings.admin_token_file is None:
@@ -283,38 +286,49 @@ def _judge(settings: Settings) -> None:
             )
 
 
-def _judge_files(settings: Settings) -> None:
+def _judge_tokens(settings: Settings) -> None:
     """Told here, where a setting has a name, and not by whoever opens its file later.
 
     Imports late: most controllers listen on loopback and need neither tokens nor TLS.
     """
-    for name in ("admin_token_file", "admin_tls_cert", "admin_tls_key"):
-        path: Path | None = getattr(settings, name)
-        try:
-            if path is not None:
-                path.open("rb").close()
-        except OSError as error:
-            raise BadConfig(f"{name} {path} cannot be read: {error.strerror}") from None
-    if settings.admin_token_file is not None:
-        from controller.api.access import read_tokens
+    if settings.admin_token_file is None:
+        return
+    from controller.api.access import read_tokens
 
-        try:
-            known = read_tokens(settings.admin_token_file)
-        except ValueError as error:
-            raise BadConfig(f"admin_token_file: {error}") from None
-        if not known:
-            raise BadConfig(f"admin_token_file {settings.admin_token_file} holds no token")
-    if settings.admin_tls_cert is not None:
-        import ssl
+    _can_read("admin_token_file", settings.admin_token_file)
+    try:
+        known = read_tokens(settings.admin_token_file)
+    except ValueError as error:
+        raise BadConfig(f"admin_token_file: {error}") from None
+    if not known:
+        raise BadConfig(f"admin_token_file {settings.admin_token_file} holds no token")
 
-        try:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(settings.admin_tls_cert, settings.admin_tls_key)
-        except (ssl.SSLError, ValueError) as error:
-            raise BadConfig(
-                f"admin_tls_cert {settings.admin_tls_cert} and admin_tls_key "
-                f"{settings.admin_tls_key} are no certificate and its key in PEM: {error}"
-            ) from None
+
+def _judge_tls(settings: Settings, cert_name: str, key_name: str) -> None:
+    cert: Path | None = getattr(settings, cert_name)
+    key: Path | None = getattr(settings, key_name)
+    if cert is None and key is None:
+        return
+    if cert is None or key is None:
+        raise BadConfig(f"{cert_name} and {key_name} go together: one of them is missing")
+    from controller.router.tls import server_context
+
+    _can_read(cert_name, cert)
+    _can_read(key_name, key)
+    try:
+        server_context(cert, key)
+    except (OSError, ValueError) as error:
+        raise BadConfig(
+            f"{cert_name} {cert} and {key_name} {key} are no certificate and its key in PEM: "
+            f"{error}"
+        ) from None
+
+
+def _can_read(name: str, path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise BadConfig(f"{name} {path} cannot be read: {error.strerror}") from None
 
 
 RELOADED = ("catalog", "log_level", "migrate_url")

@@ -41,6 +41,8 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         endpoints=tuple(endpoint(text) for text in settings.endpoints),
         keys=tuple(keys),
         cors=frozenset(settings.cors),
+        tls_cert=settings.tls_cert,
+        tls_key=settings.tls_key,
         limits=Limits(
             body_bytes=bounds.body * MIB,
             inflated_bytes=bounds.inflated_body * MIB,

@@ -238,7 +238,7 @@ class ClientConnection(Connection):
             return
         self._lingering = True
         try:
-            self.sock.shutdown(1)
+            self.half_close()
         except OSError:
             self.close()
             self._core.clients.discard(self)

@@ -6,6 +6,10 @@ Plain frozen values; `controller/config.py` reads files and environment and buil
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 1024 * 1024
 
@@ -38,6 +42,7 @@ class Timeouts:
     first_token_s: float = 600.0  # from a stream's head to its first event: queue and prefill
     idle_s: float = 300.0  # between two tokens of a stream, or two pieces of a plain answer
     total_s: float = 3600.0
+    handshake_s: float = 10.0  # of TLS, from the connection to its end
     client_read_s: float = 60.0  # from the first byte of a request to its last, renewed by bytes
     client_idle_s: float = 75.0  # keep-alive between requests
     client_write_s: float = 60.0  # a client that reads nothing while bytes wait for it
@@ -97,7 +102,9 @@ class RouterConfig:
     fallbacks: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of static mode: model, others
     fallback_on: frozenset[str] = FALLBACK_ON
     cors: frozenset[str] = frozenset()  # origins of web pages that may call us; "*" = every one
-    handle_signals: bool = True  # SIGTERM and SIGINT drain and return
+    tls_cert: Path | None = None  # PEM; with `tls_key` the client port speaks TLS
+    tls_key: Path | None = None
+    handle_signals: bool = True  # SIGTERM and SIGINT drain and return, SIGHUP reads files again
     seed: int | None = None  # choosing replicas; None = from the system
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -118,6 +118,10 @@ class Connection(Timed):
         self.out = None
         self.reactor.close_socket(self.sock)
 
+    def half_close(self) -> None:
+        """Send no more; the peer sees FIN. Raises OSError when it is gone."""
+        self.sock.shutdown(socket.SHUT_WR)
+
     def reset(self) -> None:
         """Close so that the peer cannot mistake it for a normal end."""
         if self.fd >= 0:

@@ -12,7 +12,11 @@ from controller.router.deadlines import Timed
 from controller.router.reactor import IN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from controller.router.core import Core
+
+    Opener = Callable[[Core, socket.socket], ClientConnection]
 
 ACCEPTS_PER_EVENT = 64  # then others get a turn
 PAUSE_S = 0.2
@@ -40,9 +44,10 @@ def bind(host: str, port: int, backlog: int) -> socket.socket:
 class Listener(Timed):
     """Accepts clients; pauses while descriptors or room run out instead of spinning."""
 
-    def __init__(self, core: Core, sock: socket.socket) -> None:
+    def __init__(self, core: Core, sock: socket.socket, opens: Opener = ClientConnection) -> None:
         super().__init__()
         self._core = core
+        self._opens = opens
         self._sock = sock
         self._open = True
         core.reactor.register(sock.fileno(), self, IN)
@@ -73,7 +78,7 @@ class Listener(Timed):
             self._pause()
             return False
         self._core.stats.add("accepted")
-        ClientConnection(self._core, sock)
+        self._opens(self._core, sock)
         return True
 
     def _pause(self) -> None:

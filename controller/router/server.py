@@ -17,6 +17,7 @@ import orjson
 import structlog
 import trio
 
+from controller.router.client import ClientConnection
 from controller.router.core import Core
 from controller.router.errors import draining
 from controller.router.listener import Listener, bind
@@ -26,10 +27,12 @@ from controller.router.stored import StoredLog
 from controller.router.table import from_static
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable, Mapping
 
     from controller.router.config import RouterConfig
     from controller.router.refresh import Pool
+    from controller.router.tls import Certificate
 
     Listen = Callable[[Callable[[str], None], Callable[[], None]], Awaitable[None]]
 
@@ -53,14 +56,26 @@ class Database:
 class Running:
     """A started router: its port, what it shares, and the way to stop it."""
 
-    def __init__(self, core: Core, listener: Listener) -> None:
+    def __init__(self, core: Core, listener: Listener, certificate: Certificate | None) -> None:
         self.core = core
+        self._certificate = certificate
+        self.reloads = 0
         self.port = listener.port
         self._stop = trio.Event()
 
     def stop(self) -> None:
         """Begin to drain; `run_router` returns when that is done."""
         self._stop.set()
+
+    async def reload(self) -> None:
+        """Read again the files that others replace: the certificate."""
+        if self._certificate is not None:
+            try:
+                await trio.to_thread.run_sync(self._certificate.read_again)
+                log.info("certificate read again")
+            except (OSError, ValueError) as error:
+                log.warning("the certificate was not taken, the old one stays", error=repr(error))
+        self.reloads += 1
 
     async def stopping(self) -> None:
         await self._stop.wait()
@@ -78,7 +93,8 @@ async def run_router(
 
     `pool` None: static mode, nothing is recorded. `queries`: the texts of `sql/queries/router.sql`
     by name. `listen(on_hint, on_reconnect)` runs for ever and calls back on notifications.
-    Raises OSError when the address cannot be bound, ValueError for a bad static endpoint.
+    Raises OSError when the address cannot be bound or the certificate not be read, ValueError for
+    a bad static endpoint.
     """
     from_static(config.endpoints, config.aliases)  # a bad endpoint is told before anything starts
     sock = bind(config.host, config.port, config.backlog)
@@ -89,7 +105,7 @@ async def run_router(
         core = Core(config, nursery)
         try:
             database = Database(pool, queries or {}, listen)
-            await _serve(core, Listener(core, sock), database, task_status)
+            await _serve(core, sock, database, task_status)
         finally:
             for client in list(core.clients):
                 client.crashed()
@@ -101,7 +117,7 @@ async def run_router(
 
 async def _serve(
     core: Core,
-    listener: Listener,
+    sock: socket.socket,
     database: Database,
     task_status: trio.TaskStatus[Running],
 ) -> None:
@@ -111,7 +127,10 @@ async def _serve(
     if core.keys.open_to_all:
         log.warning("no database and no keys: everybody may use this router")
     await (refresher.refresh() if pool is None else refresher.configured())
-    running = Running(core, listener)
+    certificate = await trio.to_thread.run_sync(_certificate, config)
+    opens = ClientConnection if certificate is None else certificate.open
+    listener = Listener(core, sock, opens)
+    running = Running(core, listener, certificate)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(core.reactor.run)
         nursery.start_soon(_sweep, core)
@@ -128,7 +147,7 @@ async def _serve(
         if config.stats_socket is not None:
             await nursery.start(_serve_stats, core, config.stats_socket)
         if config.handle_signals:
-            await nursery.start(_stop_on_signal, running)
+            await nursery.start(_signals, running)
         if config.handle_signals:
             _quiet_collector()
         log.info("router serves", host=config.host, port=running.port, worker=config.worker)
@@ -172,14 +191,31 @@ async def _sweep(core: Core) -> None:
             log.exception("a deadline's callback failed")
 
 
-async def _stop_on_signal(
+async def _signals(
     running: Running, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """SIGHUP reads files again, SIGTERM and SIGINT drain.
+
+    A SIGHUP before this was reached ends the process; its supervisor starts another, which reads
+    the same files.
+    """
+    numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+    with trio.open_signal_receiver(*numbers) as signals:
         task_status.started()
         async for number in signals:
+            if number == signal.SIGHUP:
+                await running.reload()
+                continue
             log.info("router drains", signal=signal.Signals(number).name)
             running.stop()
+
+
+def _certificate(config: RouterConfig) -> Certificate | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    from controller.router.tls import Certificate  # most routers speak plain HTTP
+
+    return Certificate(config.tls_cert, config.tls_key)
 
 
 async def _drain(core: Core, listener: Listener) -> None:

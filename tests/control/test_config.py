@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from controller.config import (
     shown,
 )
 from controller.route import router_config
+from tests.certificates import certificate
 
 README = Path(__file__).parents[2] / "controller" / "README.md"
 ENDPOINT = "a=http://10.0.0.7:8000=llama"
@@ -134,16 +134,7 @@ def files(tmp_path) -> dict[str, Path]:
     names = ("admin_token_file", "admin_tls_cert", "admin_tls_key")
     found = {name: tmp_path / name for name in names}
     found["admin_token_file"].write_text("a-token-of-some-length  me\n")
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl here to make a certificate")
-    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    made = ("-out", found["admin_tls_cert"], "-keyout", found["admin_tls_key"])
-    subprocess.run(
-        ["openssl", "req", "-x509", *kind, "-subj", "/CN=here", *made],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
+    certificate(found["admin_tls_cert"], found["admin_tls_key"])
     return found
 
 
@@ -173,6 +164,23 @@ def test_files_of_the_admin_port_are_judged_before_it_opens(of, files, tmp_path)
     assert "line 1: a token has at least 16 characters" in fault(of, admin_token_file=token)
     token.write_text("# nobody yet")
     assert "holds no token" in fault(of, admin_token_file=token)
+
+
+def test_the_client_ports_certificate_is_judged_as_the_admin_ports(of, files, tmp_path):
+    cert, key = files["admin_tls_cert"], files["admin_tls_key"]
+    assert "tls_cert and tls_key go together" in fault(of, tls_cert=cert)
+    assert f"tls_cert {key} and tls_key {cert} are no certificate" in fault(
+        of, tls_cert=key, tls_key=cert
+    )
+    locked = tmp_path / "locked"
+    subprocess.run(
+        ["openssl", "ec", "-aes128", "-passout", "pass:secret", "-in", key, "-out", locked],
+        check=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    assert "in PEM" in fault(of, tls_cert=cert, tls_key=locked)  # and nobody is asked for the word
+    assert of(tls_cert=cert, tls_key=cert, role="control")  # a control process opens no such port
+    config = router_config(of(tls_cert=cert, tls_key=key), tmp_path, 0, "me")
+    assert (config.tls_cert, config.tls_key) == (cert, key)
 
 
 def test_a_reload_takes_what_can_change_and_names_the_rest(of):

@@ -117,7 +117,7 @@ def quick() -> Timeouts:
     """Deadlines short enough to be waited for."""
     return replace(
         Timeouts(), connect_s=0.3, headers_s=0.4, first_token_s=0.4, idle_s=0.4,
-        client_read_s=0.4, linger_s=1.0,
+        client_read_s=0.4, linger_s=1.0, handshake_s=0.4,
     )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class Wire:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
+        self.raw = stream  # under TLS
         self.buffer = b""
 
     @classmethod
@@ -140,12 +141,12 @@ class Wire:
 
     def reset(self) -> None:
         """Leave rudely."""
-        sock = self.stream.socket
+        sock = self.raw.socket
         sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         sock.close()
 
     def close(self) -> None:
-        self.stream.socket.close()
+        self.raw.socket.close()
 
 
 def chat_body(**fields: Any) -> dict[str, Any]:
