@@ -163,6 +163,11 @@ def post_bytes(path: str, document: Any, *, key: str | None = "sk-test", **heade
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+def chunk_of(data: bytes) -> bytes:
+    """One chunk of a body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 async def until(condition: Callable[[], Any], seconds: float = 5.0) -> Any:
     """Wait for `condition` to hold; returns its value."""
     with trio.move_on_after(seconds):

@@ -1,0 +1,159 @@
+"""Clients that send or read slowly, too much or nothing: bounded, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from controller.router.config import Limits
+from tests.router.wire import chat_body, chunk_of, post_bytes, until
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
+    from tests.router.wire import Wire
+
+PATH = "/v1/chat/completions"
+MIB = 1024 * 1024
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nauthorization: Bearer sk-test\r\n"
+
+
+async def feed(wire: Wire, data: bytes) -> None:
+    """One byte per segment (the router sets TCP_NODELAY for itself; the kernel may join them)."""
+    wire.raw.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+    for n in range(len(data)):
+        await wire.send(data[n : n + 1])
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_request_may_come_byte_by_byte(house: House, *, chunked: bool) -> None:
+    await house.start()
+    wire = await house.wire()
+    body = json.dumps(chat_body()).encode()
+    data = post_bytes(PATH, body)
+    if chunked:
+        pieces = b"".join(chunk_of(body[n : n + 1]) for n in range(len(body)))
+        data = HEAD + b"transfer-encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n"
+    for _ in range(2):
+        await feed(wire, data)
+        assert (await wire.answer()).status == 200
+    assert [record.body for record in house.engines[0].records] == [body, body]
+
+
+@pytest.mark.parametrize(
+    "data", [HEAD, HEAD + b"content-length: 10\r\n\r\n{"], ids=["head", "body"]
+)
+async def test_a_sender_that_stops_is_told_and_others_are_served(
+    house: House, quick: Any, data: bytes
+) -> None:
+    await house.start(timeouts=quick)
+    stopped = [await house.wire() for _ in range(50)]
+    for wire in stopped:
+        await wire.send(data)
+    assert (await house.ask()).status == 200
+    for wire in stopped:
+        assert (await wire.answer()).status == 408
+        assert await wire.closed()
+    assert house.idle()
+
+
+async def test_one_reader_that_stops_holds_up_none_of_twenty(house: House) -> None:
+    house.engine(text="x" * 20_000, tokens=200)  # 4 MB each
+    await house.start()
+    stopped = await house.wire()
+    await stopped.chat(stream=True, fake={"text": "x" * 50_000, "tokens": 600})  # 30 MB
+    client = await until(lambda: next(iter(house.core.clients)))
+    await until(lambda: client.pending > 256 * 1024)
+    ends: list[bytes] = []
+
+    async def read() -> None:
+        wire = await house.wire()
+        await wire.chat(stream=True)
+        ends.append((await wire.answer_from_chunks())[-14:])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(read)
+    assert ends == [b"data: [DONE]\n\n"] * 20
+    assert 256 * 1024 < client.pending < 700_000
+    assert house.core.exchanges == 1
+    stopped.close()
+    await until(house.idle)
+
+
+async def test_A32_100_mib_in_chunks_are_refused_at_the_limit(house: House) -> None:
+    await house.start()
+    wire = await house.wire()
+    piece = chunk_of(b"x" * MIB)
+    sent = 0
+    await wire.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            nonlocal sent
+            for _ in range(100):
+                await wire.send(piece)
+                sent += 1
+
+        nursery.start_soon(send)
+        answer = await wire.answer()
+        # It may be sent to the end: the rest is read and dropped, so that the answer arrives.
+        nursery.cancel_scope.cancel()
+    assert (answer.status, answer.code) == (413, "request_too_large")
+    assert answer.headers["connection"] == "close"
+    assert sent >= 32
+    assert house.core.snapshot()["refusals"] == [["request_too_large", 1]]
+    assert not house.engines[0].records
+    wire.close()
+    await until(lambda: not house.core.clients)
+
+
+async def test_A32_a_length_of_1_gib_is_refused_before_a_byte_of_it(house: House) -> None:
+    await house.start()
+    wire = await house.wire()
+    await wire.send(HEAD + b"content-length: %d\r\n\r\n" % 2**30)
+    assert (await wire.answer()).status == 413
+    assert await wire.closed()
+
+
+async def test_header_caps_hold_at_their_edge(house: House) -> None:
+    await house.start(limits=Limits(header_bytes=4096, header_count=20))
+    wire = await house.wire()
+    fields = {"host": "t", "authorization": "Bearer sk-test"}
+    for n in range(18):
+        fields[f"x-{n}"] = "y"
+    lines = b"".join(f"{name}: {value}\r\n".encode() for name, value in fields.items())
+    await wire.send(b"GET /v1/models HTTP/1.1\r\n" + lines + b"\r\n")
+    assert (await wire.answer()).status == 200
+    await wire.send(b"GET /v1/models HTTP/1.1\r\n" + lines + b"x-18: y\r\n\r\n")
+    assert (await wire.answer()).status == 431
+    assert await wire.closed()
+
+
+async def test_more_connections_than_allowed_wait_and_are_served_in_turn(house: House) -> None:
+    await house.start(limits=Limits(connections=3))
+    first = [await house.wire() for _ in range(3)]
+    for wire in first:
+        assert (await wire.get("/healthz")).status == 200
+    waiting = [await house.wire() for _ in range(3)]
+    for wire in waiting:
+        await wire.send(b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n")
+    await until(lambda: house.core.stats.counts.get("accept_pauses"))
+    assert len(house.core.clients) == 3
+    for wire in first:
+        wire.close()
+    for wire in waiting:
+        assert (await wire.answer()).status == 200
+
+
+async def test_500_idle_connections_cost_nobody_anything_and_end(house: House, quick: Any) -> None:
+    await house.start(timeouts=replace(quick, client_idle_s=1.0))
+    idle = [await house.wire() for _ in range(500)]
+    await until(lambda: house.core.stats.counts.get("accepted") == 500)
+    assert (await house.ask()).status == 200
+    for wire in idle:
+        assert await wire.closed()
+    assert house.core.stats.counts["accepted"] == 501
