@@ -55,7 +55,10 @@ begin
 end $$;
 comment on function agent.enroll(text, text, text) is 'Exchanges an enrolment token for a node''s own secret, which the agent made; only hashes are kept.';
 
-create or replace function llmgw_core.sync_shard(p_node text, p_report jsonb) returns boolean
+-- Those of versions that wrote use and progress whenever they moved.
+drop function if exists llmgw_core.sync_shard(text, jsonb), llmgw_core.sync_shards(text, jsonb);
+
+create or replace function llmgw_core.sync_shard(p_node text, p_report jsonb, p_due boolean) returns boolean
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     s llmgw_core.shard;
@@ -74,9 +77,12 @@ begin
         return false;  -- not this node's, or over: a late word changes nothing
     end if;
     if said = s.state and (p_report->>'pid')::int is not distinct from s.pid
-        and progress is not distinct from s.fetching and said_error is not distinct from s.error
+        and progress - 'bytes_done' is not distinct from s.fetching - 'bytes_done' and said_error is not distinct from s.error
         and (memory is null) = (s.memory_bytes is null) and (cores is null) = (s.cpu_cores is null)
-        and coalesce(abs(memory - s.memory_bytes) < 67108864, true) and coalesce(abs(cores - s.cpu_cores) < 0.5, true) then
+        -- What moves by itself waits for the beat, but for each percent of a download.
+        and coalesce(100 * abs((progress->>'bytes_done')::numeric - (s.fetching->>'bytes_done')::numeric) < (progress->>'bytes_total')::numeric, true)
+        and not (p_due and (progress is distinct from s.fetching
+            or coalesce(abs(memory - s.memory_bytes) >= 67108864, false) or coalesce(abs(cores - s.cpu_cores) >= 0.5, false))) then
         return false;  -- nothing worth a write
     end if;
     update llmgw_core.shard set
@@ -86,9 +92,9 @@ begin
         where id = s.id;
     return said <> s.state;
 end $$;
-comment on function llmgw_core.sync_shard(text, jsonb) is 'Takes what a node says of one shard; true when its state moved.';
+comment on function llmgw_core.sync_shard(text, jsonb, boolean) is 'Takes what a node says of one shard, with what moves by itself (use, progress) when due; true when its state moved.';
 
-create or replace function llmgw_core.sync_shards(p_node text, p_reports jsonb) returns boolean
+create or replace function llmgw_core.sync_shards(p_node text, p_reports jsonb, p_due boolean) returns boolean
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     r jsonb;
@@ -98,7 +104,7 @@ begin
     for r in select e from llmgw_core.list_of(p_reports, 256, 'shards') e
             order by case when e->>'shard' ~ '^[0-9]{1,18}$' then (e->>'shard')::bigint end loop
         begin
-            moved := llmgw_core.sync_shard(p_node, r) or moved;
+            moved := llmgw_core.sync_shard(p_node, r, p_due) or moved;
         exception
             -- One odd word must not cost the node its other shards; the row keeps its last good state.
             when sqlstate 'LG002' or integrity_constraint_violation or data_exception then
@@ -107,33 +113,7 @@ begin
     end loop;
     return moved;
 end $$;
-comment on function llmgw_core.sync_shards(text, jsonb) is 'Takes what a node says of its shards; true when any state moved.';
-
-create or replace function llmgw_core.sync_load(p_node text, p_report jsonb) returns void
-language sql security definer set search_path = llmgw_core, pg_temp as $$
-    insert into llmgw_core.node_load as l (node_id, at, cpu_percent, load1, load5, load15, memory_used_mib, gpus, ports, pressure)
-    select p_node, clock_timestamp(), number_of(p_report->'load'->'cpu_percent')::real, number_of(p_report->'load'->'load1')::real,
-        number_of(p_report->'load'->'load5')::real, number_of(p_report->'load'->'load15')::real,
-        number_of(p_report->'load'->'memory_used_mib')::bigint,
-        -- Numbers only: views compute with them.
-        (select jsonb_object_agg(g->>'uuid', jsonb_strip_nulls(jsonb_build_object(
-            'memory_used_mib', number_of(g->'memory_used_mib')::bigint, 'memory_foreign_mib', number_of(g->'memory_foreign_mib')::bigint,
-            'utilization_percent', number_of(g->'utilization_percent'), 'temperature_c', number_of(g->'temperature_c'),
-            'power_w', number_of(g->'power_w'), 'foreign_pids', case when jsonb_typeof(g->'foreign_pids') = 'array'
-                and jsonb_array_length(g->'foreign_pids') <= 8 then g->'foreign_pids' end)))
-         from jsonb_array_elements(list_or_empty(p_report->'gpus')) g where g->>'uuid' is not null),
-        (select jsonb_object_agg(concat_ws('/', p->>'hca', p->>'port'), jsonb_strip_nulls(jsonb_build_object(
-            'tx_bytes', number_of(p->'tx_bytes')::bigint, 'rx_bytes', number_of(p->'rx_bytes')::bigint,
-            'errors', case jsonb_typeof(p->'errors') when 'object' then (
-                select jsonb_object_agg(left(c, 60), number_of(n)::bigint) from jsonb_each(p->'errors') x(c, n) where number_of(n) > 0) end)))
-         from (select p from jsonb_array_elements(list_or_empty(p_report->'ports')) p limit 128) listed where p->>'hca' is not null),
-        (select jsonb_object_agg(name, number_of(n)) from jsonb_each(case jsonb_typeof(p_report->'load'->'pressure')
-            when 'object' then p_report->'load'->'pressure' else '{}' end) x(name, n)
-         where name in ('cpu_some', 'memory_some', 'memory_full', 'io_some', 'io_full') and number_of(n) is not null)
-    on conflict (node_id) do update set at = excluded.at, cpu_percent = excluded.cpu_percent, load1 = excluded.load1,
-        load5 = excluded.load5, load15 = excluded.load15, memory_used_mib = excluded.memory_used_mib, gpus = excluded.gpus, ports = excluded.ports, pressure = excluded.pressure
-$$;
-comment on function llmgw_core.sync_load(text, jsonb) is 'Keeps the fast facts of a node.';
+comment on function llmgw_core.sync_shards(text, jsonb, boolean) is 'Takes what a node says of its shards; true when any state moved.';
 
 create or replace function llmgw_core.assignments_of(p_node text) returns jsonb
 language sql stable security definer set search_path = llmgw_core, pg_temp as $$
@@ -182,29 +162,37 @@ declare
     said_gen bigint := (p_report->>'applied_gen')::bigint;
     said_boot uuid := (p_report->>'boot')::uuid;
     leaving boolean := coalesce(p_report->'leaving' = 'true', false);
+    skew double precision := llmgw_core.number_of(p_report->'clock') - extract(epoch from clock_timestamp());
+    due boolean;
     moved boolean := false;
 begin
     if pg_column_size(p_report) > 262144 then
         raise exception 'the report of node % is over 256 KiB', me using errcode = 'LG003';
     end if;
     select * into was from llmgw_core.beat where node_id = me;
+    poll_ms := llmgw_core.poll_ms(me);
+    due := was.node_id is null or leaving <> (was.left_at is not null)
+        or was.boot is distinct from said_boot or was.applied_gen is distinct from said_gen
+        or coalesce(abs(skew - was.clock_skew_s) >= 1, (skew is null) <> (was.clock_skew_s is null))
+        -- At the next sync it would be too late. Before the last beat: the clock was set back.
+        or clock_timestamp() - was.seen_at not between interval '0' and llmgw_core.beat_every() - make_interval(secs => poll_ms / 1000.0);
     -- A delayed report of the same agent must not undo what a later one said.
     if p_report->'shards' <> '[]'  -- most nodes of an idle fleet have none, and come a hundred times a second
         and (was.boot is distinct from said_boot or was.applied_gen is null or said_gen is null or said_gen >= was.applied_gen) then
-        moved := llmgw_core.sync_shards(me, p_report->'shards');
+        moved := llmgw_core.sync_shards(me, p_report->'shards', due);
     end if;
     if moved then
         perform nextval('llmgw_core.change');
+        poll_ms := llmgw_core.poll_ms(me);
     else
         perform set_config('synchronous_commit', 'off', true);  -- a lost beat costs nothing
     end if;
-    insert into llmgw_core.beat as b (node_id, seen_at, boot, applied_gen, clock_skew_s, left_at)
-        values (me, clock_timestamp(), said_boot, said_gen,
-                llmgw_core.number_of(p_report->'clock') - extract(epoch from clock_timestamp()),
-                case when leaving then clock_timestamp() end)
-        on conflict (node_id) do update set seen_at = excluded.seen_at, boot = excluded.boot,
-            applied_gen = excluded.applied_gen, clock_skew_s = excluded.clock_skew_s,
-            left_at = excluded.left_at;
+    if due then
+        insert into llmgw_core.beat as b (node_id, seen_at, boot, applied_gen, clock_skew_s, left_at)
+            values (me, clock_timestamp(), said_boot, said_gen, skew, case when leaving then clock_timestamp() end)
+            on conflict (node_id) do update set seen_at = excluded.seen_at, boot = excluded.boot,
+                applied_gen = excluded.applied_gen, clock_skew_s = excluded.clock_skew_s, left_at = excluded.left_at;
+    end if;
     if was.node_id is null or leaving <> (was.left_at is not null) then
         perform nextval('llmgw_core.change');  -- a node's first word makes it placeable now, its last one no more
     end if;
@@ -215,7 +203,6 @@ begin
     if p_have_gen is distinct from gen or p_report->'shards' <> '[]' and llmgw_core.runs_astray(me, p_report->'shards') then
         assignments := llmgw_core.assignments_of(me);
     end if;
-    poll_ms := llmgw_core.poll_ms(me);
     now := clock_timestamp();
     select coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', a.id, 'kind', a.kind, 'shard', a.shard_id, 'lines', a.lines,
         'from_offset', a.from_offset, 'hca', a.hca, 'port', a.port, 'paths', a.paths)) order by a.id), '[]') into asks

@@ -14,7 +14,7 @@ select n.id as node_id,
          else n.intent_reason end as state_reason,
     b.left_at is not null as agent_ended
 from llmgw_core.node n left join llmgw_core.beat b on b.node_id = n.id;
-comment on view llmgw_core.node_state is 'The one place that turns silence and the operator''s word into a state.';
+comment on view llmgw_core.node_state is 'The one place that turns silence and the operator''s word into a state. Silence counts from the last written beat, which a live agent''s is up to ten seconds ago (llmgw_core.beat_every) or its poll interval.';
 
 create or replace view llmgw_core.gpu_state as
 select g.node_id, g.uuid, l.fast,

@@ -30,11 +30,13 @@ def statistics(fleet, table, least):
 @pytest.mark.slow
 def test_F17_beats_stay_hot(fleet):
     nodes = [fleet.node(f"n{i}") for i in range(8)]
-    fast = [{"uuid": f"GPU-{i}", "memory_used_mib": 70000, "power_w": 300.5} for i in range(8)]
+    cards = [{"uuid": f"GPU-{i}", "memory_used_mib": 70000, "power_w": 300.5} for i in range(8)]
     call = "select gen from agent.sync(%s, 0, %s)"
     for beat in range(BEATS // len(nodes)):
         load = {"cpu_percent": beat % 100, "load1": beat / 7, "memory_used_mib": beat}
-        report = {"applied_gen": 0, "clock": beat, "load": load, "gpus": fast}
+        # A clock and a card that jump are written at once, whatever was written just before (F16).
+        fast = [{**card, "memory_foreign_mib": beat % 2 * 1000} for card in cards]
+        report = {"applied_gen": 0, "clock": 100 * beat, "load": load, "gpus": fast}
         with fleet.agent.pipeline():
             for node in nodes:
                 fleet.agent.execute(call, (node.token, Jsonb({"boot": node.boot, **report})))
