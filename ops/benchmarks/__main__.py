@@ -7,6 +7,7 @@ import click
 from ops.benchmarks.discovery import discovery
 from ops.benchmarks.router import router
 from ops.benchmarks.scale import scale
+from ops.benchmarks.snapshot import snapshot
 from ops.benchmarks.tick import tick
 
 
@@ -18,6 +19,7 @@ def main() -> None:
 main.add_command(discovery)
 main.add_command(router)
 main.add_command(scale)
+main.add_command(snapshot)
 main.add_command(tick)
 
 if __name__ == "__main__":

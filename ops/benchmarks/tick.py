@@ -17,11 +17,11 @@ import click
 import psycopg
 
 from ops.benchmarks import postgres, processes, report
+from ops.benchmarks.large_fleet import fill
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FILL = Path(__file__).with_name("large_fleet.sql")
 REPLICAS = 4
 """Ready ones on each node of eight cards."""
 NODES_FOR_MODEL = 10
@@ -75,11 +75,7 @@ def _measure(nodes: int, ticks: int) -> dict[str, Any]:
     replicas, models = nodes * REPLICAS, max(1, nodes // NODES_FOR_MODEL)
     with postgres.database(60) as database:
         with psycopg.connect(database.server.url, autocommit=True) as connection:
-            sizes = {"nodes": nodes, "replicas": replicas, "models": models}
-            for statement in FILL.read_text().split(";\n"):
-                if statement.strip():
-                    connection.execute(statement, sizes)
-            connection.execute("vacuum (analyze)")
+            fill(connection, nodes=nodes, replicas=replicas, models=models)
         meter = postgres.Meter(database.server)
         try:
             found = _lead(database, meter, models, ticks)

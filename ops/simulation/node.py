@@ -109,7 +109,7 @@ class SimMachine:
         return replace(
             card,
             # A few MiB: nobody computes here but whom the controller sends.
-            memory_used_mib=chance.randrange(1, 600),
+            memory_used_mib=chance.randrange(1, 500),
             utilization_percent=float(chance.randrange(101)),
             temperature_c=float(chance.randrange(30, 80)),
             power_w=round(chance.uniform(70, 700), 1),

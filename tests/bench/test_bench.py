@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.benchmarks import postgres, processes, scale
+from ops.benchmarks import postgres, processes, scale, snapshot
 from ops.benchmarks.discovery import PHASES, measure_fleet
 from ops.simulation.fleet import uniform
 from ops.simulation.node import SimMachine
@@ -55,6 +55,19 @@ def test_the_goal_is_the_nodes_own_interval_and_a_little():
 async def test_scale_wants_a_card_for_each_round():
     with pytest.raises(ValueError, match="9 rounds need as many cards, 1 nodes have 8"):
         await scale.measure(1, 9)
+
+
+@pytest.mark.slow
+def test_F16_an_hour_of_syncs_under_an_old_snapshot_is_measured():
+    base, held = snapshot.measure(nodes=2, seconds=60, faster=30)
+    assert (base["held_s"], held["held_s"]) == (0, 60)
+    for found in (base, held):
+        assert 0 < found["p50_ms"] <= found["p99_ms"]
+        assert set(found["tables"]) == set(snapshot.TABLES)
+    # A beat may get ten seconds old, and no version of it leaves while the snapshot is held.
+    assert 2 * 5 <= held["tables"]["beat"]["updated"] <= held["tables"]["beat"]["dead"]
+    assert held["tables"]["beat"]["updated"] < 2 * held["syncs_per_node"] / 2
+    assert snapshot.line(held, held).split()[:2] == ["1", "min"]
 
 
 def test_shares_are_of_the_period_and_name_what_was_written():
