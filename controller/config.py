@@ -62,6 +62,9 @@ class Timeouts(BaseModel):
     wake: Seconds = Field(
         120.0, description="a request waits this long for a model that runs on demand to start"
     )
+    queue: Seconds = Field(
+        30.0, description="a request waits this long for a place when all replicas are full"
+    )
     comment: Seconds = Field(
         15.0,
         description="a stream that waits for its model, or whose engine is silent after its "
@@ -100,6 +103,11 @@ class Limits(BaseModel):
     waiting: int = Field(
         1000, ge=0, description="requests that wait for models to start; more are refused (503)"
     )
+    queue: int = Field(
+        1000,
+        ge=0,
+        description="requests that wait for one model whose replicas are full; more are refused",
+    )
 
 
 class Settings(BaseModel):
@@ -122,7 +130,9 @@ class Settings(BaseModel):
         None, description="who may upgrade the schema, when the database's own login may not"
     )
     catalog: Path | None = Field(None, description="applied at start and at SIGHUP")
-    endpoints: tuple[str, ...] = Field((), description="id=URL=model[,model]: fixed replicas")
+    endpoints: tuple[str, ...] = Field(
+        (), description="id=URL=model[,model][;depth=N]: fixed replicas"
+    )
     keys: tuple[Key, ...] = Field((), description="client keys of static mode")
     aliases: dict[str, str] = Field({}, description="alias = model, for fixed replicas")
     fallbacks: dict[str, tuple[str, ...]] = Field(
@@ -195,12 +205,16 @@ def host_port(value: str) -> tuple[str, int]:
 
 
 def endpoint(text: str) -> StaticEndpoint:
-    """`id=URL=model[,model]`; ValueError for anything else."""
-    name, _, rest = text.partition("=")
+    """`id=URL=model[,model][;depth=N]`; ValueError for anything else."""
+    told, bounded, depth = text.partition(";depth=")
+    name, _, rest = told.partition("=")
     url, _, models = rest.rpartition("=")
     if not (name and url.startswith("http://") and models):
         raise ValueError(f"{text!r} is not id=URL=model[,model], as a=http://10.0.0.7:8000=llama")
-    return StaticEndpoint(name, url, tuple(model for model in models.split(",") if model))
+    if bounded and not (depth.isascii() and depth.isdigit() and 0 < int(depth) < 10**9):
+        raise ValueError(f"{text!r}: depth is how many requests it gets at once, as ;depth=32")
+    number = int(depth) if bounded else None
+    return StaticEndpoint(name, url, tuple(model for model in models.split(",") if model), number)
 
 
 def is_loopback(host: str) -> bool:

@@ -6,6 +6,8 @@ import math
 import os
 import socket
 import uuid
+from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from controller import __version__
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from controller.config import Settings
+    from controller.router.config import StaticEndpoint
     from sql.pool import Pool
 
 POOL_SIZE = 2
@@ -38,7 +41,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         port=port,
         worker=worker,
         stats_socket=str(runtime / f"router-{worker}.sock"),
-        endpoints=tuple(endpoint(text) for text in settings.endpoints),
+        endpoints=tuple(_shared(endpoint(text), settings.workers) for text in settings.endpoints),
         keys=tuple(keys),
         cors=frozenset(settings.cors),
         tls_cert=settings.tls_cert,
@@ -48,6 +51,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
             inflated_bytes=bounds.inflated_body * MIB,
             connections=bounds.connections,
             waiting=bounds.waiting,
+            queue=bounds.queue,
         ),
         retries=Retries(settings.retries.attempts, settings.retries.ratio, settings.retries.floor),
         aliases=tuple(settings.aliases.items()),
@@ -60,10 +64,18 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
             idle_s=times.idle,
             total_s=times.total,
             wake_s=times.wake,
+            queue_s=times.queue,
             comment_s=times.comment or math.inf,
             drain_s=settings.drain,
         ),
     )
+
+
+def _shared(fixed: StaticEndpoint, workers: int) -> StaticEndpoint:
+    """What each of our processes sends it at once: together its depth, and nobody nothing."""
+    if fixed.depth is None:
+        return fixed
+    return replace(fixed, depth=ceil(fixed.depth / workers))
 
 
 async def run(settings: Settings, runtime: Path, worker: int) -> None:

@@ -20,6 +20,7 @@ Keys of a behaviour (all optional):
   close         "always": no byte, just close; "reused": only on a connection used before
   close_after   true: close the connection after this answer without saying so
   stateful      true: /v1/responses are kept, and chains go on from kept ones only
+  hold          true: wait before the head until `FakeEngine.release` lets one go on
   gzip          true: compress a plain answer and say so
   retry_after   value of that header in a plain answer
   headers       raw header lines in the head of an answer
@@ -81,6 +82,7 @@ class FakeEngine:
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._stopping = False
+        self._held = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         self.port = 0
 
     @property
@@ -122,6 +124,14 @@ class FakeEngine:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def release(self, number: int = 1) -> None:
+        """Let so many held requests go on; those to come, when fewer are held."""
+        os.eventfd_write(self._held, number)
+
+    def held(self) -> int:
+        """Requests that are being worked on."""
+        return sum(1 for r in self.chats() if r.closed is None and not r.answered)
 
     def chats(self) -> list[Record]:
         """Requests for inference only."""
@@ -212,6 +222,8 @@ class _Answer:
         if self.record.method == "GET":
             self._get(path)
             return
+        while how.get("hold") and not self._may_go_on():
+            pass
         self._wait(how.get("delay", 0))
         if how.get("status", 200) != 200:
             error = {"message": "told to fail", "type": "server_error", "code": how["status"]}
@@ -381,6 +393,18 @@ class _Answer:
         except OSError:
             self.record.closed = time.monotonic()
             raise
+
+    def _may_go_on(self) -> bool:
+        """Whether `release` let this one go on; raises _Gone when the peer closes first."""
+        ready = select.select([self.sock, self.engine._held], [], [])[0]
+        if self.sock in ready:
+            self.record.closed = time.monotonic()
+            raise _Gone
+        try:
+            os.eventfd_read(self.engine._held)
+        except BlockingIOError:
+            return False  # another was faster
+        return True
 
     def _wait(self, seconds: float) -> None:
         """Pass time, but notice at once when the peer closes."""

@@ -124,6 +124,8 @@ class ReplicaView(Answer):
     drain_deadline: str | None = None
     replace_asked: str | None = None
     shards: list[ShardView]
+    depth: int
+    depth_source: str
 
 
 class RejectionView(Answer):

@@ -26,6 +26,7 @@ COUNTERS = {
     "outcomes": ("request_outcomes", "ok, error, client_closed or partial", ["model", "outcome"]),
     "tokens": ("tokens", "tokens in, out and cached", ["model", "direction"]),
     "refusals": ("refusals", "requests refused by the router", ["reason"]),
+    "admissions": ("admissions", "requests sent: at_once, or queued before", ["model", "how"]),
     "retries": ("upstream_retries", "attempts made again", ["reason"]),
     "retries_refused": (
         "upstream_retries_refused",
@@ -39,6 +40,7 @@ COUNTERS = {
 GAUGES = {
     "in_flight": ("requests_in_flight", "requests running", ["model"]),
     "waiting": ("requests_waiting", "requests that wait for their model to start", ["model"]),
+    "queued": ("queue_depth", "requests that wait for a place at a replica", ["model"]),
     "replicas": ("replica_in_flight", "requests running on a replica", ["replica"]),
 }
 PER_WORKER = {
@@ -50,6 +52,7 @@ PER_WORKER = {
 }
 HISTOGRAMS = {
     "duration": ("request_duration_seconds", "whole requests", ["model", "endpoint"]),
+    "queue_wait": ("queue_wait_seconds", "of requests that waited for a place", ["model"]),
     "ttft": ("time_to_first_token_seconds", "until the first token of a stream", ["model"]),
 }
 

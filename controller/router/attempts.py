@@ -21,12 +21,14 @@ from controller.router.verdict import NEVER as NOT_AGAIN
 if TYPE_CHECKING:
     from collections import deque
 
+    from controller.router.auth import Key
     from controller.router.body import Asked
     from controller.router.core import Core
     from controller.router.errors import ApiError
     from controller.router.exchange import Exchange
     from controller.router.fleet import Pool, Target
     from controller.router.http1 import Request
+    from controller.router.waiters import Waiters
 
 RECONNECT_S = 0.1  # a lone engine that restarts gets its port back within a moment
 MAX_CONNECT_FAILURES = 10
@@ -41,6 +43,7 @@ class Attempts(Timed):
         "_connect_failures",
         "_core",
         "_exchange",
+        "_given",
         "_may_fall_back",
         "_pinned",
         "_request",
@@ -51,6 +54,7 @@ class Attempts(Timed):
         "chose_fallback",
         "count",
         "fallback",
+        "key",
         "model",
         "queued_s",
         "serving",
@@ -59,28 +63,32 @@ class Attempts(Timed):
         "up",
         "wait_until",
         "waits",
+        "waits_since",
     )  # fmt: skip
 
     def __init__(
-        self, core: Core, exchange: Exchange, request: Request, asked: Asked, model: str
+        self, core: Core, exchange: Exchange, request: Request, asked: Asked, model: str, key: Key
     ) -> None:
         super().__init__()
         self._core = core
         self._exchange = exchange
         self._request = request
         self.asked = asked
+        self.key = key
         self.model = model  # what the client's name means
         self.serving = model  # what is asked now: the model, or one of its fallbacks
         self.fallback: str | None = None  # why it is not the model
         self.chose_fallback = False  # the request's own header said when
         self.started = time.monotonic()
-        self.queued_s = 0.0
+        self.queued_s = 0.0  # waited in all, until now
         self.ask_usage = asked.ask_usage
         self.target: Target | None = None
         self.up: UpstreamConnection | None = None  # the attempt that runs now
         self.count = 0
-        self.waits = False  # in the waiting room
-        self.wait_until = 0.0  # monotonic
+        self.waits: Waiters | None = None  # where it waits now
+        self.waits_since = 0.0  # monotonic, as the next
+        self.wait_until = 0.0
+        self._given: Target | None = None  # where it is sent, when its turn has come
         self._body = b""
         self._tried: tuple[Pool, ...] = ()
         self._resent = False
@@ -109,13 +117,19 @@ class Attempts(Timed):
         """Send to the replica of choice."""
         if self._pinned is not None:
             return self._go_on(*self._pinned)
-        target = self._core.fleet.choose(self.serving, self._tried)
+        core, (target, self._given) = self._core, (self._given, None)
+        if target is None and not (core.admission.count and core.admission.queues(self.serving)):
+            target = core.fleet.choose(self.serving, self._tried)
+            if target is not None and not self.count:
+                core.stats.model(self.serving).at_once += 1
         if target is not None:
             self._send(target)
             return None
         error: ApiError | None = errors.no_replica(self.model)
-        if self._core.fleet.wakes(self.model) and self.serving == self.model:
-            error = self._core.waiting.enter(self, self._request)
+        if core.fleet.serves(self.serving):
+            error = core.admission.enter(self, self._request)
+        elif core.fleet.wakes(self.model) and self.serving == self.model:
+            error = core.waiting.enter(self, self._request)
         return None if error is None else self._instead(error)
 
     def _go_on(self, replica: str, previous: str) -> ApiError | None:
@@ -125,27 +139,33 @@ class Attempts(Timed):
         self._send(target)
         return None
 
-    def resume(self) -> None:
+    def resume(self, target: Target | None = None) -> None:
         """A replica is there: the clocks of sending start now, not when the wait began."""
-        self._waited()
+        self.started = time.monotonic()
+        self._given = target
         self._tried = ()
         self._exchange.try_again()
 
     def give_up(self) -> None:
         """It waits in vain: another model answers, or the client learns why."""
         if self.waits:
-            waited_s = time.monotonic() - self.started
-            error = self._core.waiting.error(self.model, waited_s)
-            self._core.waiting.leave(self)
-            self._waited()
-            told = self._instead(error)
-            if told is not None:
-                self._exchange.refuse(told)
+            self.turn_away(self.waits.error(self.serving, time.monotonic() - self.waits_since))
+
+    def turn_away(self, error: ApiError) -> None:
+        """It waits no longer, because of `error`: a fallback answers, or the client is told."""
+        if self._exchange.attempts is not self:
+            return  # its client left meanwhile
+        if self.waits:
+            self.waits.leave(self)
+        self.started = time.monotonic()
+        told = self._instead(error)
+        if told is not None:
+            self._exchange.refuse(told)
 
     def cancel(self) -> None:
         """Stop the attempt that runs, whose engine learns it at once, or the wait for one."""
         if self.waits:
-            self._core.waiting.leave(self)
+            self.waits.leave(self)
         self.due = NEVER
         up, self.up = self.up, None
         if up is not None:
@@ -197,18 +217,14 @@ class Attempts(Timed):
     def expired(self, now: float) -> None:
         """The wait for a replica, or the pause before a lone one is tried again, is over."""
         if self.waits and now < self.wait_until:
-            self._exchange.keep_alive(self._core.waiting.comment(self.model))
-            self._core.waiting.rest(self, now)
+            self._exchange.keep_alive(self.waits.comment(self.model))
+            if self.waits:  # unless the client was lost in telling it
+                self.waits.rest(self, now)
         elif self.waits:
             self.give_up()
         elif self.up is None:
             self._core.stats.retry("connect_failed")
             self._exchange.try_again()
-
-    def _waited(self) -> None:
-        now = time.monotonic()
-        self.queued_s += now - self.started
-        self.started = now
 
     def _send(self, target: Target, *, fresh: bool = False) -> None:
         if self.up is not None:  # a stream whose first event was an error may have more to say
@@ -230,11 +246,14 @@ class Attempts(Timed):
         if self.count - self._connect_failures >= self._core.config.retries.attempts:
             return False
         other = self._untried()
-        if other is None or not self._pays(verdict.reason):
+        if (other is None and not self._may_queue()) or not self._pays(verdict.reason):
             return False
         self._resent = self._resent or verdict.again is Again.ONCE
+        if other is None and not self._queue():
+            return False
         self._core.stats.retry(verdict.reason)
-        self._send(other)
+        if other is not None:
+            self._send(other)
         return True
 
     def _untried(self) -> Target | None:
@@ -243,6 +262,15 @@ class Attempts(Timed):
             return None
         self._tried = (*self._tried, self.target.pool)
         return self._core.fleet.choose(self.serving, self._tried)
+
+    def _may_queue(self) -> bool:
+        """Whether replicas that were not tried are ready: then they are only full."""
+        return self._core.fleet.serves(self.serving, self._tried)
+
+    def _queue(self) -> bool:
+        """Wait for one of them; False when the queue does not take it."""
+        self.cancel()
+        return self._core.admission.enter(self, self._request) is None
 
     def _pays(self, reason: str) -> bool:
         """Whether the budget allows an engine to get a request that another one had already."""
@@ -262,6 +290,8 @@ class Attempts(Timed):
             self._core.stats.retry("connect_failed")
             self._send(other)
             return True
+        if self._may_queue():
+            return self._queue()
         now = time.monotonic()
         if now - self.started >= self._core.config.timeouts.connect_s:
             return False

@@ -26,6 +26,13 @@ class Key:
     id: str
     models: frozenset[str] | None = None  # None = every model
     expires_at: float | None = None  # unix seconds of the database's clock
+    tenant: str | None = None  # who takes turns with others; None: the key by itself
+    weight: float = 1.0  # turns of its tenant while others wait too, above 0
+
+    @property
+    def tenancy(self) -> tuple[str, float]:
+        """Whose turn one of its requests takes, and the weight."""
+        return self.tenant or self.id, self.weight
 
     def allows(self, asked: str, model: str) -> bool:
         """Whether this key may use `model`, asked for by the name `asked`."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from controller.router import body as request_body
 from controller.router import errors
+from controller.router.admission import KINDS
 from controller.router.errors import ApiError
 from controller.router.multipart import is_form
 from controller.router.routes import Route, find
@@ -30,6 +31,8 @@ def admit(keys: Keys, request: Request) -> tuple[Route, Key | None] | ApiError:
             "This Content-Encoding is not supported; use gzip, zstd, deflate or none.",
             status=415,
         )
+    if request.priority not in KINDS:
+        return errors.bad_priority()
     return route, key
 
 

@@ -31,6 +31,8 @@ class Limits:
     usage_rows: int = 100_000  # waiting for Postgres
     waiting: int = 1000  # requests that wait for a model that is being started
     waiting_bytes: int = 256 * MIB  # their bodies
+    queue: int = 1000  # requests that wait for one model whose replicas are full
+    queue_bytes: int = 256 * MIB  # bodies of those of all models
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Timeouts:
     flush_s: float = 1.0
     drain_s: float = 30.0
     wake_s: float = 120.0  # a request waits so long for a model that runs on demand
+    queue_s: float = 30.0  # a request waits so long for a place at a replica
     comment_s: float = 15.0  # a stream that is silent says so; proxies cut silence after a minute
 
 
@@ -75,6 +78,7 @@ class StaticEndpoint:
     id: str
     url: str
     models: tuple[str, ...]
+    depth: int | None = None  # this process sends it so many at once; None: no bound
 
 
 @dataclass(frozen=True, slots=True)

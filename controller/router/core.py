@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
+import uuid
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from controller.router.admission import Admission
 from controller.router.auth import Keys
 from controller.router.budget import RetryBudget
 from controller.router.deadlines import Deadlines
@@ -39,6 +42,7 @@ class Core:
 
     def __init__(self, config: RouterConfig, nursery: trio.Nursery) -> None:
         self.config = config
+        self.router_id = config.id or str(uuid.uuid4())  # this process's life in the database
         seed = SystemRandom().getrandbits(256) if config.seed is None else config.seed
         self._ids = Random(SystemRandom().getrandbits(256))  # noqa: S311 (unique, not secret)
         self.reactor = Reactor()
@@ -51,6 +55,7 @@ class Core:
         self.waiting = WaitingRoom(self)
         self.stored = Stored()
         self.stored_log: StoredLog | None = None  # None: no database
+        self.admission = Admission(self)
         self.clients: set[ClientConnection] = set()
         self.exchanges = 0  # requests between their first check and their end
         self.draining = False
@@ -60,6 +65,11 @@ class Core:
     def new_row_id(self) -> int:
         """A random UUID (version 4) as a number; the standard library's costs ten times as much."""
         return self._ids.getrandbits(128) & _UUID_MASK | _UUID_VERSION
+
+    def spread(self, seconds: float) -> int:
+        """That much or up to half more, in whole seconds from 1: who is refused with others does
+        not come back with them."""
+        return max(1, math.ceil(seconds * (1 + self._ids.random() / 2)))
 
     def request_id(self, asked: bytes, row_id: int) -> bytes:
         """The client's own id when it is harmless, else one made of the row's."""
@@ -112,6 +122,7 @@ class Core:
             "usage_lag_s": self.usage.oldest_age_s(),
             "callback_crashes": self.reactor.crashes,
             "waiting": self.waiting.as_json(),
+            "queued": self.admission.as_json(),
             "replicas": [[pool.key, pool.in_flight] for pool in self.fleet.everyone()],
             **self.stats.snapshot(),
         }

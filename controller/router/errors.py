@@ -139,6 +139,49 @@ def waiting_full(model: str) -> ApiError:
     )
 
 
+def queue_full(model: str, retry_s: int) -> ApiError:
+    """No place for it: others wait already, and it is no more its turn than theirs."""
+    return ApiError(
+        503,
+        "server_error",
+        "queue_full",
+        f"All replicas of model '{model}' are busy and too many requests wait already. Try again "
+        f"in {retry_s} s.",
+        retry_after_s=retry_s,
+    )
+
+
+def overloaded(model: str, due_s: float, wait_s: float, retry_s: int) -> ApiError:
+    """It would wait in vain, so it does not begin to."""
+    return ApiError(
+        503,
+        "server_error",
+        "overloaded",
+        f"All replicas of model '{model}' are busy: its turn would come in about {due_s:.0f} s, "
+        f"and it waits for {wait_s:.0f} s at most. Try again in {retry_s} s.",
+        retry_after_s=retry_s,
+    )
+
+
+def queue_timeout(model: str, waited_s: float, retry_s: int) -> ApiError:
+    """It had a place and no turn before its deadline."""
+    return ApiError(
+        503,
+        "server_error",
+        "queue_timeout",
+        f"All replicas of model '{model}' were busy for {waited_s:.0f} s. Try again in {retry_s} s "
+        "or wait longer, see X-Llmgw-Wait.",
+        retry_after_s=retry_s,
+    )
+
+
+def bad_priority() -> ApiError:
+    return invalid(
+        "invalid_priority",
+        "The header X-Llmgw-Priority must be interactive, the default, or batch.",
+    )
+
+
 def bad_wait() -> ApiError:
     return invalid(
         "invalid_wait", "The header X-Llmgw-Wait must be a number of seconds, such as 30."

@@ -135,7 +135,9 @@ class Exchange:
             return
         self.stats = self._core.stats.model(model.name)
         self.stats.in_flight += 1
-        self.attempts = attempts = Attempts(self._core, self, self.request, asked, model.name)
+        self.attempts = attempts = Attempts(
+            self._core, self, self.request, asked, model.name, self.key
+        )
         if self.request.fallback:
             chosen = fallbacks.chosen(self.request.fallback)
             if isinstance(chosen, ApiError):

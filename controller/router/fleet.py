@@ -16,7 +16,7 @@ from controller.router.table import Model, RouteTable
 from controller.router.upstream import Cause, Failure, UpstreamConnection, begin_connecting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from random import Random
 
     from controller.router.config import RouterConfig
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from controller.router.upstream import Owner
 
 Address = tuple[int, tuple[Any, ...]]  # family, socket address
+NO_DEPTH = 1 << 30
+"""Depth of a replica that nobody bounds: never reached."""
 AVOID_S = 1.0  # after a failed connection others are preferred for so long
 
 
@@ -34,7 +36,8 @@ class Pool:
 
     __slots__ = (
         "_fleet", "_idle", "_open", "address", "answers", "authority", "avoid_until", "base",
-        "endpoint", "failures", "gone", "id", "in_flight", "key", "last_used", "refusals",
+        "depth", "endpoint", "failures", "gone", "id", "in_flight", "key", "last_used", "models",
+        "refusals",
     )  # fmt: skip
 
     def __init__(self, fleet: Fleet, replica: Replica, address: Address) -> None:
@@ -46,6 +49,8 @@ class Pool:
         self.base = replica.endpoint.base
         self.address = address
         self.in_flight = 0
+        self.depth = NO_DEPTH  # so many of ours at once; more wait in admission
+        self.models: tuple[str, ...] = ()
         self.last_used: float | None = None  # monotonic end of the last request
         self.avoid_until = 0.0
         self.failures = self.answers = self.refusals = 0
@@ -134,6 +139,8 @@ class Pool:
     def _leave(self) -> None:
         self.in_flight -= 1
         self.last_used = time.monotonic()
+        if self._fleet.room is not None:
+            self._fleet.room(self)
 
 
 class Target:
@@ -161,6 +168,7 @@ class Fleet:
         self.table = RouteTable()
         self.names: dict[str, Model] = {}
         self.pools: dict[str, Pool] = {}
+        self.room: Callable[[Pool], None] | None = None  # told of room, while anybody waits for it
         self._deadlines = deadlines
         self._random = random
         self._ready: dict[str, list[Target]] = {}
@@ -181,7 +189,11 @@ class Fleet:
                 if address is None:
                     continue
                 pool = pools.get(replica.key) or self._kept(replica, address)
-                pools[replica.key] = pool
+                if replica.key not in pools:
+                    pools[replica.key] = pool
+                    pool.models = ()
+                pool.models = (*pool.models, model.name)
+                pool.depth = NO_DEPTH if replica.depth is None else max(1, replica.depth)
                 if replica.ready:
                     targets.append(Target(pool, replica.upstream_model))
         self._retire_missing(pools)
@@ -201,9 +213,9 @@ class Fleet:
                 self._leaving.append(pool)
         self._leaving = [pool for pool in self._leaving if pool.in_flight]
 
-    def serves(self, model: str) -> bool:
-        """Whether a replica of the model is ready."""
-        return bool(self._ready.get(model))
+    def serves(self, model: str, tried: tuple[Pool, ...] = ()) -> bool:
+        """Whether a replica of the model is ready that was not tried yet, with room or without."""
+        return any(target.pool not in tried for target in self._ready.get(model, ()))
 
     def wakes(self, model: str) -> bool:
         """Whether the model starts when it is asked for."""
@@ -214,15 +226,17 @@ class Fleet:
         return next((t for t in self._ready.get(model, ()) if t.pool.key == key), None)
 
     def choose(self, model: str, tried: tuple[Pool, ...]) -> Target | None:
-        """A ready replica of `model` that was not tried yet, None when there is none."""
+        """A ready replica of `model` with room that was not tried yet, None when there is none."""
         ready = self._ready.get(model, [])
         bits = self._random.getrandbits(32)
         if not tried:
             target = choose(ready, bits)
-            if target is None or not target.pool.avoid_until:
+            if target is None:
+                return None
+            if not target.pool.avoid_until and target.pool.in_flight < target.pool.depth:
                 return target
         now = time.monotonic()
-        untried = [target for target in ready if target.pool not in tried]
+        untried = [t for t in ready if t.pool not in tried and t.pool.in_flight < t.pool.depth]
         return choose([t for t in untried if t.pool.avoid_until <= now] or untried, bits)
 
     def avoid(self, pool: Pool) -> None:

@@ -85,6 +85,10 @@ def _note_explain(request: Request, value: bytes) -> None:
     request.explain = value == b"1"
 
 
+def _note_priority(request: Request, value: bytes) -> None:
+    request.priority = value.strip().lower()
+
+
 def _note_fallback(request: Request, value: bytes) -> None:
     request.fallback = value
 
@@ -120,6 +124,7 @@ NOTED: dict[bytes, Callable[[Request, bytes], None]] = {
     b"expect": _note_expect,
     b"x-llmgw-explain": _note_explain,
     b"x-llmgw-fallback": _note_fallback,
+    b"x-llmgw-priority": _note_priority,
     b"transfer-encoding": _note_transfer,
     b"host": _note_host,
     b"origin": _note_origin,

@@ -34,7 +34,7 @@ class Request:
     __slots__ = (
         "authorization", "authorized", "body", "chunked", "coding", "complete", "expects",
         "explain", "fallback", "flaw", "headers", "hosts", "keep_alive", "length", "method",
-        "origin", "request_id", "target", "version",
+        "origin", "priority", "request_id", "target", "version",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -51,6 +51,7 @@ class Request:
         self.request_id = b""
         self.explain = False
         self.fallback = b""
+        self.priority = b""
         self.length: int | None = None
         self.chunked = False
         self.expects = False

@@ -73,5 +73,6 @@ def _row(core: Core, exchange: Exchange, ending: Ending, now: float) -> UsageRow
         ending.code,
         exchange.request_id,
         now,
+        None if attempts is None else attempts.queued_s,
         core.keys.database_time(now),
     )

@@ -79,7 +79,7 @@ class Refresher:
         now = float(await pool.fetchval(self._queries["route_now"]))
         rows = await pool.fetch(self._queries["route_keys"])
         models = await pool.fetch(self._queries["route_models"])
-        replicas = await pool.fetch(self._queries["route_replicas"])
+        replicas = await pool.fetch(self._queries["route_replicas"], self._core.router_id)
         waited_for = self._core.waiting.waited_for()
         delays: list[Any] = []
         if waited_for:
@@ -96,6 +96,7 @@ class Refresher:
         await self._resolve(table)
         self._core.fleet.swap(table, self._addresses)
         self._core.waiting.release()
+        self._core.admission.release()
 
     async def _resolve(self, table: RouteTable) -> None:
         """Addresses of all endpoints; names are looked up here, never on the request's way."""

@@ -8,7 +8,6 @@ Rows are forgotten only after the database has them; their ids make a repeated w
 from __future__ import annotations
 
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -23,13 +22,12 @@ BATCH_ROWS = 1000
 
 
 class Reporter:
-    """One per process; `router_id` names this process's life in the database."""
+    """One per process."""
 
     def __init__(self, core: Core, pool: Pool, queries: Mapping[str, str]) -> None:
         self._core = core
         self._pool = pool
         self._queries = queries
-        self.router_id = core.config.id or str(uuid.uuid4())
 
     async def run(self) -> None:
         """Report for ever; errors of the database end this call (the supervisor restarts it)."""
@@ -56,16 +54,16 @@ class Reporter:
     async def report_use(self) -> None:
         """What runs on every replica that has a row, and what is asked of every model."""
         await self._pool.fetchval(
-            self._queries["router_report"], self.router_id, self.use(), self.demand()
+            self._queries["router_report"], self._core.router_id, self.use(), self.demand()
         )
 
     def demand(self) -> list[dict[str, Any]]:
         """One row per model that is asked for: waiting, running, and how long ago unfound."""
-        room = self._core.waiting
+        room, queue = self._core.waiting, self._core.admission
         wanted = room.wanted()
         rows = []
         for name, counts in self._core.stats.models.items():
-            waiting, age_s = room.waiting(name), wanted.get(name)
+            waiting, age_s = room.waiting(name) + queue.waiting(name), wanted.get(name)
             if name and (counts.in_flight or age_s is not None):
                 rows.append(
                     {

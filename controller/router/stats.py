@@ -48,7 +48,10 @@ class EndpointStats:
 class ModelStats:
     """Everything counted for one model; "" stands for requests refused before it was known."""
 
-    __slots__ = ("cached", "endpoints", "in_flight", "outcomes", "tokens_in", "tokens_out", "ttft")
+    __slots__ = (
+        "at_once", "cached", "endpoints", "in_flight", "outcomes", "queue_wait", "tokens_in",
+        "tokens_out", "ttft",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -56,6 +59,8 @@ class ModelStats:
         self.outcomes: dict[str, int] = {}  # ok, error, client_closed, partial
         self.endpoints: dict[str, EndpointStats] = {}
         self.ttft = Histogram()
+        self.at_once = 0  # sent without a wait for room
+        self.queue_wait = Histogram()  # of those sent after one
 
     def settle(self, endpoint: str, http_status: int, outcome: str, seconds: float) -> None:
         """One request is over; `http_status` is what the client saw (499: it saw nothing)."""
@@ -130,6 +135,13 @@ class Stats:
             "duration_bounds_s": list(DURATION_BOUNDS_S),
             "duration": [[m, e, entry.duration.as_json()] for m, e, entry in endpoints],
             "ttft": [[m, of.ttft.as_json()] for m, of in models if of.ttft.count],
+            "queue_wait": [[m, of.queue_wait.as_json()] for m, of in models if of.queue_wait.count],
+            "admissions": [
+                [m, how, n]
+                for m, of in models
+                for how, n in (("at_once", of.at_once), ("queued", of.queue_wait.count))
+                if n
+            ],
             "tokens": [
                 [m, word, n]
                 for m, of in models

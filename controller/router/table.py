@@ -38,6 +38,7 @@ class Replica:
     endpoint: Endpoint
     upstream_model: str  # the name the engine answers to
     ready: bool  # False: draining, finishes what it has
+    depth: int | None = None  # this router sends it so many at once; None: no bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def _replica(row: Mapping[str, Any]) -> Replica | None:
     except ValueError:
         return None  # one bad row must not take the others' route away (case D10)
     identity = row["replica_id"]
-    return Replica(str(identity), identity, endpoint, row["model"], row["state"] == "ready")
+    ready = row["state"] == "ready"
+    return Replica(str(identity), identity, endpoint, row["model"], ready, row.get("share"))
 
 
 def from_static(
@@ -131,7 +133,8 @@ def from_static(
         seen.add(entry.id)
         endpoint = parse_endpoint(entry.url)
         for name in entry.models:
-            by_model.setdefault(name, []).append(Replica(entry.id, None, endpoint, name, True))
+            replica = Replica(entry.id, None, endpoint, name, True, entry.depth)
+            by_model.setdefault(name, []).append(replica)
     named, others = list(aliases), dict(fallbacks)
     return RouteTable(
         tuple(

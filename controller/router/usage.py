@@ -33,6 +33,7 @@ class UsageRow(NamedTuple):
     error_code: str | None
     request_id: bytes
     ended: float  # monotonic
+    queue_s: float | None
     at: float | None  # unix seconds of the database's clock; fixed, so a repeat is the same row
 
     def as_json(self) -> dict[str, Any]:
@@ -56,6 +57,7 @@ class UsageRow(NamedTuple):
             "attempts": self.attempts,
             "error_code": self.error_code,
             "request_id": self.request_id.decode(),
+            "queue_ms": None if self.queue_s is None else round(self.queue_s * 1000, 3),
             "at": self.at,
         }
         return {name: value for name, value in row.items() if value is not None}

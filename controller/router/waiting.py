@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from controller.router import errors
+from controller.router.waiters import Waiters, patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,7 +34,6 @@ FORGET_S = 60.0
 HOPELESS = 2
 """One failed start may be an accident; after so many in a row clients need not wait for the next.
 """
-HEADER = b"x-llmgw-wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,17 @@ class Line:
         self.delay: Delay | None = None  # None: nobody knows
 
 
-class WaitingRoom:
+class WaitingRoom(Waiters):
     """All lines of one process."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._lines: dict[str, Line] = {}
-        self._count = 0
-        self._bytes = 0
         self.news = trio.Event()
 
     def enter(self, attempts: Attempts, request: Request) -> ApiError | None:
         """Take a place, or the error for the client; `attempts.resume` or `expired` follows."""
-        wait_s = patience(request, self._core.config.timeouts.wake_s)
+        wait_s = patience(request, self._core.config.timeouts.wake_s, attempts.queued_s)
         if wait_s is None:
             return errors.bad_wait()
         line = self._lines.setdefault(attempts.model, Line())
@@ -87,34 +85,20 @@ class WaitingRoom:
         line.wanted_at = now
         size = len(attempts.asked.raw)
         limits = self._core.config.limits
-        if self._count >= limits.waiting or self._bytes + size > limits.waiting_bytes:
+        if self.count >= limits.waiting or self.bytes + size > limits.waiting_bytes:
             return errors.waiting_full(attempts.model)
         line.members[attempts] = None
-        self._count += 1
-        self._bytes += size
-        attempts.waits = True
-        attempts.wait_until = now + wait_s
-        self.rest(attempts, now)
+        self._take(attempts, wait_s, now)
         return None
 
-    def rest(self, attempts: Attempts, now: float) -> None:
-        """Wait until the deadline; a stream tells its client from time to time that it does."""
-        beat_s = self._core.config.timeouts.comment_s if attempts.asked.stream else math.inf
-        self._core.deadlines.set(attempts, min(attempts.wait_until, now + beat_s))
-
     def comment(self, model: str) -> str:
-        """What a client that waits is told meanwhile."""
         line = self._lines.get(model)
         why = None if line is None or line.delay is None else line.delay.why
         return f"waiting for model {model}: {why or 'it is being started'}"
 
     def leave(self, attempts: Attempts) -> None:
-        """Its place is free: the client left, the deadline passed, or it goes on."""
         del self._lines[attempts.model].members[attempts]
-        self._count -= 1
-        self._bytes -= len(attempts.asked.raw)
-        attempts.waits = False
-        self._core.deadlines.set(attempts, math.inf)
+        super().leave(attempts)
 
     def release(self) -> None:
         """The table is new: whoever waits for a model that serves now goes on."""
@@ -143,7 +127,6 @@ class WaitingRoom:
                     self._core.reactor.call_soon(attempts.give_up)
 
     def error(self, model: str, waited_s: float) -> ApiError:
-        """What to tell who waited in vain."""
         line = self._lines.get(model)
         if line is None or line.delay is None:
             return errors.woken_too_late(model, waited_s, None)
@@ -173,15 +156,3 @@ def _delay(row: Mapping[str, Any]) -> Delay:
 
 def _forgotten(line: Line, now: float) -> bool:
     return not line.members and now - line.wanted_at > FORGET_S
-
-
-def patience(request: Request, default_s: float) -> float | None:
-    """Seconds that the client waits: its header's, at most the default; None for nonsense."""
-    for name, value in request.headers:
-        if name == HEADER:
-            try:
-                asked = float(value)
-            except ValueError:
-                return None
-            return min(asked, default_s) if asked >= 0 else None
-    return default_s

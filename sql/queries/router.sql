@@ -6,10 +6,15 @@ select m.name, coalesce((select array_agg(a.name order by a.name) from llmgw_cor
 from llmgw_core.model m;
 
 -- name: route_replicas
--- Where requests may go (ready) or still run (draining).
+-- Where requests may go (ready) or still run (draining). A router's share of a depth is what the others leave of it, and never less than its part.
 select r.id as replica_id, r.model, r.state, r.endpoint,
-    (select s.node_id from llmgw_core.shard s where s.replica_id = r.id and s.launch = r.launch and s.rank = 0) as node_id
+    (select s.node_id from llmgw_core.shard s where s.replica_id = r.id and s.launch = r.launch and s.rank = 0) as node_id,
+    greatest(ceil(d.depth::numeric / greatest(l.routers, 1)), d.depth - coalesce(o.in_flight, 0))::int as share
 from llmgw_core.replica r
+join llmgw_core.depth d on d.replica_id = r.id
+cross join (select count(*) as routers from llmgw_core.live_router) l
+left join (select u.replica_id, sum(u.in_flight) as in_flight from llmgw_core.router_use u join llmgw_core.live_router v on v.id = u.router_id
+    where u.router_id <> $1::uuid and u.in_flight > 0 group by u.replica_id) o on o.replica_id = r.id
 where r.state in ('ready', 'draining') and r.endpoint is not null;
 
 -- name: route_waking

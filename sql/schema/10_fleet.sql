@@ -29,6 +29,7 @@ insert into llmgw_core.setting (name, value, unit, why) values
     ('scan_deadline', 180, 's', 'a fabric scan without an answer by then has failed'),
     ('demand_stale', 10, 's', 'what a router said of its demand longer ago does not count'),
     ('concurrency', 8, 'requests', 'what one replica is taken to serve at once where nobody measured it'),
+    ('depth', 1024, 'requests', 'what one replica is sent at once where nobody measured it; more wait in the routers. No less than engines batch by themselves: vLLM up to 1024'),
     ('min_residence', 60, 's', 'a replica that was woken or added stays at least this long'),
     ('fairness', 30, 's', 'a model that waits this long for a place gets it from one that is busy: its running requests finish, new ones wait'),
     ('idle_timeout', 900, 's', 'an on-demand model that nobody used this long stops, where it says nothing else itself'),

@@ -4,9 +4,23 @@ select c.model, c.profile, nullif(c.node_class, '') as node_class, c.engine, c.c
 from llmgw_core.capacity c order by c.model, c.profile, c.node_class;
 comment on view llmgw.capacity is 'How many requests at once a profile served within its objectives, as last measured. It may name models that are gone.';
 
+create or replace view llmgw_core.live_router as
+select c.id from llmgw_core.controller c where c.role = 'router' and c.seen_at > clock_timestamp() - llmgw_core.seconds('demand_stale');
+comment on view llmgw_core.live_router is 'Router processes that were heard of lately.';
+
+create or replace view llmgw_core.measured as
+select c.model, c.profile, min(c.concurrency) as concurrency from llmgw_core.capacity c group by c.model, c.profile;
+comment on view llmgw_core.measured is 'How many requests at once a replica of a profile serves: the weakest class of node counts. Scaling and the depth of replicas are made of it.';
+
+create or replace view llmgw_core.depth as
+select r.id as replica_id, greatest(1, floor(coalesce(k.concurrency, d.value)))::int as depth, case when k.model is null then 'default' else 'measured' end as source
+from llmgw_core.replica r
+cross join (select s.value from llmgw_core.setting s where s.name = 'depth') d
+left join llmgw_core.measured k on k.model = r.model and k.profile = r.profile;
+comment on view llmgw_core.depth is 'How many requests at once a replica is healthy with, all routers together: as measured, else by the setting.';
+
 create or replace view llmgw.demand as
-with live as materialized (
-    select c.id from llmgw_core.controller c where c.role = 'router' and c.seen_at > clock_timestamp() - llmgw_core.seconds('demand_stale')),
+with live as materialized (select l.id from llmgw_core.live_router l),
 said as (
     select d.model, sum(d.waiting)::int as waiting, sum(d.in_flight)::int as in_flight, max(d.wanted_at) as wanted_at,
         sum(greatest(d.waiting + d.in_flight, case when d.peak_since > clock_timestamp() - interval '2 min' then d.peak end,
@@ -15,7 +29,7 @@ said as (
 measured as (
     -- Of a model that runs, what it runs by; of others the first choice that anybody measured. The weakest class of node counts.
     select distinct on (c.model) c.model, c.profile, c.concurrency
-    from (select x.model, x.profile, min(x.concurrency) as concurrency from llmgw_core.capacity x group by x.model, x.profile) c
+    from llmgw_core.measured c
     join llmgw_core.profile p on p.model = c.model and p.name = c.profile
     order by c.model, exists (select 1 from llmgw_core.replica r where r.model = c.model and r.profile = c.profile and r.state <> 'gone') desc, p.position)
 select m.name as model,

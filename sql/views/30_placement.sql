@@ -21,13 +21,15 @@ select r.id, r.model, r.profile, r.state, r.pool,
             'state', v.state, 'error', v.error, 'cpu_cores', v.cpu_cores, 'memory_bytes', v.memory_bytes,
             'fetch', case when v.fetching is not null then v.fetching || jsonb_build_object('percent',
                 round(100.0 * (v.fetching->>'bytes_done')::bigint / nullif((v.fetching->>'bytes_total')::bigint, 0), 1)) end)) order by v.rank)
-        from llmgw.shards v where v.replica = r.id and v.launch = r.launch), '[]') as shards
+        from llmgw.shards v where v.replica = r.id and v.launch = r.launch), '[]') as shards,
+    d.depth, d.source as depth_source
 from llmgw_core.replica r
 left join llmgw_core.profile p on p.model = r.model and p.name = r.profile
 left join lateral (select max(x.last_used_at) as used, sum(x.in_flight)::int as in_flight from llmgw_core.router_use x where x.replica_id = r.id) u on true
+join llmgw_core.depth d on d.replica_id = r.id
 where r.state <> 'gone'
 order by r.id;
-comment on view llmgw.replicas is 'Replicas that are not gone. idle_seconds is -1 when no router has reported any use, which is not the same as idle; stale says that the profile was edited since; replace_asked when an operator wants another in its stead.';
+comment on view llmgw.replicas is 'Replicas that are not gone. idle_seconds is -1 when no router has reported any use, which is not the same as idle; stale says that the profile was edited since; replace_asked when an operator wants another in its stead; depth is how many requests at once it is sent by all routers together: measured, or the default of llmgw.settings.';
 
 create or replace view llmgw.placements as
 select m.name as model,

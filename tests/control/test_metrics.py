@@ -26,6 +26,7 @@ def snapshot_of(worker: int, stats: Stats, **more: object) -> dict[str, object]:
     return {
         "worker": worker,
         "waiting": [["m", 3]],
+        "queued": [["m", 2]],
         "replicas": [["5", 2]],
         **stats.snapshot(),
         **more,
@@ -216,6 +217,8 @@ def told(models=("m",)) -> Stats:
         entry.settle("chat", 200, "ok", 0.2)
         entry.settle("chat", 499, "client_closed", 3.0)
         entry.ttft.observe(0.1)
+        entry.queue_wait.observe(1.5)
+        entry.at_once = 1
         entry.tokens_in, entry.tokens_out = 7, 3
     stats.refuse("unknown_model")
     stats.retry("connect")
@@ -236,6 +239,10 @@ def test_workers_are_summed_and_histograms_merge():
     assert found["llmgw_tokens_total", (("direction", "in"), ("model", "m"))] == 14
     assert found["llmgw_cancellations_total", (("model", "m"),)] == 2
     assert found["llmgw_replica_in_flight", (("replica", "5"),)] == 4
+    assert found["llmgw_queue_depth", (("model", "m"),)] == 4
+    assert found["llmgw_admissions_total", (("how", "queued"), ("model", "m"))] == 2
+    assert found["llmgw_admissions_total", (("how", "at_once"), ("model", "m"))] == 2
+    assert found["llmgw_queue_wait_seconds_sum", (("model", "m"),)] == pytest.approx(3.0)
     assert found["llmgw_keys_known", (("worker", "1"),)] == 4
     labels = (("endpoint", "chat"), ("model", "m"))
     assert found["llmgw_request_duration_seconds_count", labels] == 4

@@ -12,7 +12,7 @@ import trio
 from controller.router.config import Limits, RouterConfig, Timeouts
 from controller.router.http1 import Request
 from controller.router.server import run_router
-from controller.router.waiting import patience
+from controller.router.waiters import patience
 from tests.router.test_server import QUERIES, Shelf
 from tests.router.wire import Answer, Wire, until
 
@@ -76,7 +76,7 @@ class House:
 
     def empty(self) -> bool:
         room = self.running.core.waiting
-        return room._count == room._bytes == 0 and not room.waiting("m")
+        return room.count == room.bytes == 0 and not room.waiting("m")
 
 
 @pytest.fixture

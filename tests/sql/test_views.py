@@ -148,6 +148,9 @@ def test_every_view_answers_on_a_filled_database_to_reader_and_controller(
     fleet, database, lived_in
 ):
     fleet.replica("other")
+    fleet.controller.execute(
+        "select llmgw_core.controller_join_v1(gen_random_uuid(), 'router', 'h', 1, '0')"
+    )
     with connected(database, database.read_url) as reader:
         for view in views(fleet):
             rows = fleet.controller.execute(f"select * from {view['name']}").fetchall()

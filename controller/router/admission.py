@@ -1,0 +1,187 @@
+"""Requests for models whose ready replicas are all full or held: they wait here, in fair order.
+
+Full is a replica with `depth` requests of this router in flight. Who finds room is sent at once
+and never comes here. Of those that wait, a request leaves as soon as a replica has room for it
+(`room`, in the same turn of the reactor) and fair turns decide which (`fairqueue.py`). Whoever
+cannot have its turn before its deadline at the pace the queue drains now is refused at once: a
+client that is told early goes elsewhere, one that waits in vain has cost a place.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from controller.router import errors
+from controller.router.fairqueue import FairQueue
+from controller.router.pace import Pace
+from controller.router.waiters import Waiters, patience
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from controller.router.attempts import Attempts
+    from controller.router.core import Core
+    from controller.router.errors import ApiError
+    from controller.router.fairqueue import Weighted
+    from controller.router.fleet import Pool
+    from controller.router.http1 import Request
+
+INTERACTIVE, BATCH = ("interactive", 9.0), ("batch", 1.0)
+"""Classes and their weights: while both wait, one turn in ten is a batch request's."""
+KINDS = {b"": INTERACTIVE, b"interactive": INTERACTIVE, b"batch": BATCH}
+"""By the value of X-Llmgw-Priority."""
+AGAIN_S = 5.0
+"""When to come back, as long as nobody knows how fast the queue drains."""
+AGAIN_MAX_S = 60.0
+"""Official SDKs do not obey a longer Retry-After."""
+
+
+class Line:
+    """What waits for one model."""
+
+    __slots__ = ("model", "pace", "queue")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.queue: FairQueue[Attempts] = FairQueue()
+        self.pace = Pace()
+
+
+class Admission(Waiters):
+    """All queues of one process."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._lines: dict[str, Line] = {}
+        self._wider: dict[str, None] = {}  # models that may have room, to be looked at this turn
+
+    def queues(self, model: str) -> bool:
+        """Whether requests wait for the model: who comes now waits behind them."""
+        line = self._lines.get(model)
+        return line is not None and len(line.queue) > 0
+
+    def enter(self, attempts: Attempts, request: Request) -> ApiError | None:
+        """Take a place, or the error for the client; `attempts.resume` or `expired` follows."""
+        wait_s = patience(request, self._core.config.timeouts.queue_s, attempts.queued_s)
+        if wait_s is None:
+            return errors.bad_wait()
+        line = self._lines.get(attempts.serving)
+        if line is None:
+            line = self._lines[attempts.serving] = Line(attempts.serving)
+        now = time.monotonic()
+        kind, tenant = KINDS[request.priority], attempts.key.tenancy
+        due_s = line.pace.seconds(line.queue.place(kind, tenant), now)
+        if due_s is not None and due_s > wait_s:
+            again_s = self._again(due_s - wait_s)
+            return errors.overloaded(line.model, due_s, wait_s, again_s)
+        if not self._makes_room(line, attempts, kind, tenant):
+            return errors.queue_full(line.model, self._again(due_s))
+        if not line.queue:
+            line.pace.start(now)
+        line.queue.push(attempts, kind, tenant)
+        self._take(attempts, wait_s, now)
+        self._core.fleet.room = self.room
+        return None
+
+    def leave(self, attempts: Attempts) -> None:
+        self._lines[attempts.serving].queue.remove(attempts)
+        self._left(attempts)
+
+    def comment(self, model: str) -> str:
+        return f"waiting for a free place at model {model}"
+
+    def error(self, model: str, waited_s: float) -> ApiError:
+        line = self._lines[model]
+        due_s = line.pace.seconds(len(line.queue), time.monotonic())
+        return errors.queue_timeout(model, waited_s, self._again(due_s))
+
+    def room(self, pool: Pool) -> None:
+        """A request left `pool`; called by the fleet while anything waits here."""
+        self.look(pool.models)
+
+    def look(self, models: Iterable[str]) -> None:
+        """These models may have room: those that wait for them are sent within this turn."""
+        if not self._wider:
+            self._core.reactor.call_soon(self._dispatch)
+        self._wider.update(dict.fromkeys(models))
+
+    def release(self) -> None:
+        """The table is new: depths and replicas are others, and models may have none any more."""
+        fleet = self._core.fleet
+        for model, line in list(self._lines.items()):
+            if not fleet.serves(model):
+                for attempts in line.queue.items():
+                    self.leave(attempts)
+                    self._core.reactor.call_soon(attempts.resume)
+            if not line.queue and model not in fleet.names:
+                del self._lines[model]
+        if self.count:
+            self.look(self._lines)
+
+    def waiting(self, model: str) -> int:
+        """Requests that wait for the model."""
+        line = self._lines.get(model)
+        return 0 if line is None else len(line.queue)
+
+    def as_json(self) -> list[list[str | int]]:
+        """[model, requests waiting], for the gauge."""
+        return [[model, len(line.queue)] for model, line in self._lines.items()]
+
+    def _makes_room(self, line: Line, attempts: Attempts, kind: Weighted, tenant: Weighted) -> bool:
+        """Whether there is a place, if need be that of a tenant with more than its share."""
+        limits = self._core.config.limits
+        if self.bytes + len(attempts.asked.raw) > limits.queue_bytes:
+            return False
+        if len(line.queue) < limits.queue:
+            return True
+        other = line.queue.gives_way(kind, tenant, limits.queue)
+        if other is None:
+            return False
+        self.leave(other)
+        error = errors.queue_full(line.model, self._again(None))
+        self._core.reactor.call_soon(partial(other.turn_away, error))
+        return True
+
+    def _dispatch(self) -> None:
+        """Send who can be sent; of models that share a replica, who has waited longest first."""
+        models, self._wider = self._wider, {}
+        try:
+            while models:
+                model = min(models, key=self._eldest) if len(models) > 1 else next(iter(models))
+                if not self._admit(model):
+                    del models[model]
+        finally:
+            if models:  # one request's bug does not make the others wait
+                self.look(models)
+
+    def _eldest(self, model: str) -> float:
+        line = self._lines.get(model)
+        return line.queue.first().waits_since if line is not None and line.queue else math.inf
+
+    def _admit(self, model: str) -> bool:
+        """Send the one whose turn it is, if anybody waits and a replica has room."""
+        line = self._lines.get(model)
+        if line is None or not line.queue:
+            return False
+        target = self._core.fleet.choose(model, ())
+        if target is None:
+            return False
+        now = time.monotonic()
+        attempts = line.queue.take()
+        line.pace.took(now)
+        self._core.stats.model(model).queue_wait.observe(now - attempts.waits_since)
+        self._left(attempts)
+        attempts.resume(target)
+        return True
+
+    def _left(self, attempts: Attempts) -> None:
+        super().leave(attempts)
+        if not self.count:
+            self._core.fleet.room = None
+
+    def _again(self, seconds: float | None) -> int:
+        """Retry-After, in whole seconds."""
+        return self._core.spread(min(AGAIN_S if seconds is None else seconds, AGAIN_MAX_S / 1.5))

@@ -1,0 +1,165 @@
+"""Whose turn it is: nobody idle while others wait, shares, order, no starvation."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from itertools import count, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.router.admission import BATCH, INTERACTIVE
+from controller.router.fairqueue import FairQueue
+from controller.router.pace import ENOUGH, WINDOW_S, Pace
+
+KINDS = (INTERACTIVE, BATCH)
+TENANTS = (("a", 1.0), ("b", 1.0), ("c", 2.0), ("d", 0.5))
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.sampled_from(KINDS), st.sampled_from(TENANTS)),
+        st.just(("take",)),
+        st.tuples(st.just("remove"), st.integers(0, 1000)),
+    ),
+    max_size=120,
+)
+
+
+@given(steps)
+def test_any_sequence_gives_out_everything_once_and_first_come_first_in_a_tenant(
+    sequence: list[tuple[Any, ...]],
+) -> None:
+    queue: FairQueue[int] = FairQueue()
+    waiting: dict[tuple[Any, Any], deque[int]] = {}
+    numbers = count()
+    for step in sequence:
+        everything = [(where, n) for where, line in waiting.items() for n in line]
+        if step[0] == "push":
+            number = next(numbers)
+            queue.push(number, step[1], step[2])
+            waiting.setdefault((step[1], step[2]), deque()).append(number)
+        elif not everything:
+            assert len(queue) == 0
+        elif step[0] == "take":
+            first = queue.first()
+            assert queue.take() == first
+            (line,) = [line for line in waiting.values() if first in line]
+            assert line.popleft() == first
+        else:
+            where, number = everything[step[1] % len(everything)]
+            queue.remove(number)
+            waiting[where].remove(number)
+        assert sorted(queue.items()) == sorted(n for line in waiting.values() for n in line)
+        assert len(queue) == len(queue.items())
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=200), st.data())
+def test_turns_differ_by_less_than_one_of_each_by_weight(
+    others: list[tuple[tuple[str, float], int]], data: st.DataObject
+) -> None:
+    """Over any stretch in which two tenants of a class wait all the while, and so two classes."""
+    queue: FairQueue[Any] = FairQueue()
+    for number in range(60):
+        for kind in KINDS:
+            for tenant in TENANTS[:3]:
+                queue.push((kind[0], tenant[0], number), kind, tenant)
+    served: list[tuple[str, str]] = []
+    for kind, pick in others:  # what else comes and goes does not matter
+        if pick == 3:
+            queue.push((kind[0], "d", data.draw(st.uuids())), kind, TENANTS[3])
+        kind_name, tenant_name, _ = queue.take()
+        served.append((kind_name, tenant_name))
+    start = data.draw(st.integers(0, len(served)))
+    stretch = served[start:]
+    classes = Counter(kind for kind, _ in stretch)
+    by_tenant = Counter(tenant for kind, tenant in stretch if kind == INTERACTIVE[0])
+    for got, (one, two) in (
+        (classes, KINDS),
+        *((by_tenant, pair) for pair in pairwise(TENANTS[:3])),
+    ):
+        left, right = got[one[0]] / one[1], got[two[0]] / two[1]
+        assert abs(left - right) <= 1 / one[1] + 1 / two[1] + 1e-9
+
+
+def test_a_batch_request_has_one_turn_in_ten() -> None:
+    queue: FairQueue[Any] = FairQueue()
+    for number in range(100):
+        queue.push(("i", number), INTERACTIVE, ("a", 1.0))
+        queue.push(("b", number), BATCH, ("a", 1.0))
+    assert Counter(queue.take()[0] for _ in range(100)) == {"i": 90, "b": 10}
+
+
+def test_who_returns_is_not_served_for_the_time_it_was_away_and_not_for_coming_alone() -> None:
+    queue: FairQueue[Any] = FairQueue()
+    for number in range(50):
+        queue.push(("a", number), INTERACTIVE, ("a", 1.0))
+    for _ in range(20):
+        queue.take()
+    got: Counter[str] = Counter()
+    queue.push(("b", -1), INTERACTIVE, ("b", 1.0))
+    for number in range(20):  # b has never more than one waiting
+        who, _ = queue.take()
+        got[who] += 1
+        if who == "b":
+            queue.push(("b", number), INTERACTIVE, ("b", 1.0))
+    assert abs(got["a"] - got["b"]) <= 2
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(TENANTS)), max_size=60), st.data()
+)
+def test_nobody_waits_much_longer_than_its_place(
+    before: list[tuple[tuple[str, float], tuple[str, float]]], data: st.DataObject
+) -> None:
+    """Whatever comes later: that bound is what a request is refused by."""
+    queue: FairQueue[Any] = FairQueue()
+    numbers = count()
+    for kind, tenant in before:
+        queue.push(next(numbers), kind, tenant)
+        if data.draw(st.booleans()):
+            queue.take()
+    kind, tenant = data.draw(st.sampled_from(KINDS)), data.draw(st.sampled_from(TENANTS))
+    place = queue.place(kind, tenant)
+    assert place <= len(queue) + 1
+    queue.push("me", kind, tenant)
+    turns = 1
+    while queue.take() != "me":
+        turns += 1
+    # Tags are not fractions of a turn: each flow may be one ahead, in its class and among tenants.
+    assert turns <= math.ceil(place) + (len(TENANTS) + 1) * math.ceil(10 / kind[1])
+
+
+def test_a_full_queue_takes_from_who_has_most_for_its_share() -> None:
+    queue: FairQueue[Any] = FairQueue()
+    for number in range(8):
+        queue.push(("a", number), INTERACTIVE, ("a", 1.0))
+    for number in range(2):
+        queue.push(("b", number), INTERACTIVE, ("b", 1.0))
+    assert queue.gives_way(INTERACTIVE, ("a", 1.0), 10) is None
+    assert queue.gives_way(INTERACTIVE, ("b", 1.0), 10) == ("a", 7)
+    assert queue.gives_way(INTERACTIVE, ("c", 1.0), 10) == ("a", 7)
+    assert queue.gives_way(BATCH, ("a", 1.0), 10) is None  # its tenth of the places is all there is
+    queue.push(("x", 0), BATCH, ("a", 1.0))
+    queue.push(("x", 1), BATCH, ("a", 1.0))
+    assert queue.gives_way(INTERACTIVE, ("c", 1.0), 12) == ("x", 1)
+
+
+def test_pace_is_unknown_then_measured_then_slower_in_a_stall() -> None:
+    pace = Pace()
+    pace.start(100.0)
+    for turn in range(1, ENOUGH + 1):
+        assert pace.seconds(1, 100.0 + turn / 2) is None
+        pace.took(100.0 + turn / 2)
+    now = 100.0 + ENOUGH / 2
+    assert pace.seconds(10, now) == pytest.approx(5.0, rel=0.2)
+    stalled = pace.seconds(10, now + 60)
+    assert stalled is not None
+    assert stalled > 50
+    assert pace.seconds(1, now + 1e9) == math.inf
+    pace.start(now + WINDOW_S / 2)  # empty for a moment: that time is not counted
+    assert pace.seconds(10, now + WINDOW_S / 2) == pytest.approx(5.0, rel=0.2)
+    pace.start(now + 3 * WINDOW_S)
+    assert pace.seconds(1, now + 3 * WINDOW_S) is None
