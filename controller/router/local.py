@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from controller.router import openapi
 from controller.router.errors import ApiError, model_not_found
 from controller.router.routes import Kind, Route
 
@@ -26,6 +27,8 @@ def answer_locally(
     if route.kind is Kind.READY:
         reasons = core.ready_reasons()
         return (503, {"status": "not ready", "reasons": reasons}) if reasons else (200, _READY)
+    if route.kind is Kind.OPENAPI:
+        return 200, orjson.Fragment(openapi.document())
     assert key is not None
     anthropic = any(name == b"anthropic-version" for name, _ in request.headers)
     entry = _anthropic_entry if anthropic else _entry

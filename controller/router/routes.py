@@ -18,6 +18,7 @@ class Kind(Enum):
     MODEL = "model"
     HEALTH = "health"
     READY = "ready"
+    OPENAPI = "openapi"
 
 
 _READ = frozenset((b"GET", b"HEAD"))
@@ -72,9 +73,19 @@ _ROUTES = {
     b"/v1/models": Route("models", Kind.MODELS, _READ),
     b"/healthz": Route("healthz", Kind.HEALTH, _READ, needs_key=False),
     b"/readyz": Route("readyz", Kind.READY, _READ, needs_key=False),
+    b"/openapi.json": Route("openapi", Kind.OPENAPI, _READ, needs_key=False),
 }
 _MODEL_PREFIX = b"/v1/models/"
 _MESSAGES_PREFIX = b"/v1/messages"
+
+
+def paths() -> list[tuple[str, Route]]:
+    """Every path with its route; `{model}` stands for a model's name."""
+    model = Route("models", Kind.MODEL, _READ)
+    return [
+        *((path.decode(), route) for path, route in _ROUTES.items()),
+        ("/v1/models/{model}", model),
+    ]
 
 
 def find(method: bytes, path: bytes) -> Route | ApiError:
