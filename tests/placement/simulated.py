@@ -69,9 +69,12 @@ class Fleet:
         return Snapshot(
             tuple(self._node(n) for n in self.nodes.values()),
             tuple(self.models.values()),
-            tuple(self._replica(r) for r in self.replicas.values() if r.state != "gone"),
+            self.seen_replicas(),
             self.settings,
         )
+
+    def seen_replicas(self):
+        return tuple(self._replica(r) for r in self.replicas.values() if r.state != "gone")
 
     def _node(self, node):
         live = [s for s in self.shards.values() if not s.over and s.shard.node_id == node.id]
@@ -216,7 +219,7 @@ class Fleet:
 
     def check(self):
         """What constraints and triggers of the schema hold."""
-        for node in self.snapshot().nodes:
+        for node in map(self._node, self.nodes.values()):
             live = [s for s in self.shards.values() if not s.over and s.shard.node_id == node.id]
             ports = [p for s in live for p in s.ports]
             assert len(ports) == len(set(ports)), f"port twice on {node.id}"

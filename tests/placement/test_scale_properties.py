@@ -47,7 +47,7 @@ histories = st.lists(st.tuples(loads, words, st.integers(1, 40)), max_size=6)
 def checked(fleet):
     """One tick, judged by what was there when it was decided."""
     fleet.clients()
-    before = {r.id: r for r in fleet.snapshot().replicas}
+    before = {r.id: r for r in fleet.seen_replicas()}
     plan = super(AskedFleet, fleet).tick()
     gone = {i.replica_id for i in plan.items if isinstance(i, Move) and i.to_state == "draining"}
     for item in plan.items:
