@@ -1,7 +1,8 @@
 """`ops/bench snapshot`: what a sync costs while a psql or a dashboard holds an old snapshot.
 
 No version of a row that nodes write can be removed then. They report all that real agents do, with
-engines on half their cards. Time runs faster: settings in seconds are divided, and so is the pace.
+engines on half their cards. An hour's writes are made as fast as they go: with silence judged
+within a second each sync writes. Measured are syncs in their usual mixture, one in ten of which do.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import quantiles
@@ -31,15 +32,19 @@ if TYPE_CHECKING:
 TABLES = ("beat", "node_load", "shard")
 ENGINES = 4
 """On each node of eight cards."""
-LOAD_EVERY_S = 5
-"""How often an agent takes its fast facts and what its engines use."""
-QUARTER_S = 900
-FASTER = """update llmgw_core.setting
-    set value = case name when 'syncs_per_second' then value * %(n)s else value / %(n)s end
-    where name in
-        ('unreachable_after', 'lost_after', 'load_stale', 'poll_idle', 'syncs_per_second')"""
+MIXTURE = 10
+"""Syncs of a node from one that writes to the next, once a second."""
+LOAD_EVERY = 5
+"""Every so manieth sync carries fast facts, and another use of the engines."""
+BEATS = 450
+"""Of a node in an hour: written after 8 to 10 s."""
+SOONEST_S = 0.34
+"""Fast facts are not written more often than a third of the shortest silence."""
+SILENCE = "update llmgw_core.setting set value = %s where name = 'unreachable_after'"
+JUDGED_S = 30
 BOOT = "00000000-0000-0000-0000-000000000001"
 SYNC = "select * from agent.sync(%s, 4, %s)"
+MIXTURES = 3
 GOAL = "goal (F16): after an hour p99 is under 2 times the base"
 
 
@@ -50,59 +55,43 @@ class Agent:
     token: str
     machine: SimMachine
     shards: list[int]
-    second: int = -1
-    """Of the fleet's time, when it came last."""
-    words: list[dict[str, Any]] = field(default_factory=list)
 
-    def report(self, second: int) -> dict[str, Any]:
-        """What it says in this second: fast facts and use of engines are taken every few."""
-        taken = second // LOAD_EVERY_S > self.second // LOAD_EVERY_S
-        self.second = second
-        fast = trio.run(self.machine.fast, set()) if taken else {}
-        if taken:
-            self.words = [self._word(shard, second) for shard in self.shards]
+    async def report(self, number: int) -> dict[str, Any]:
+        """What it says in its sync of this number."""
+        fast = {} if number % LOAD_EVERY else await self.machine.fast(set())
         clock = {"boot": BOOT, "applied_gen": 4, "clock": time.time()}
-        return {**clock, "shards": self.words, "leaving": False, **fast}
+        words = [self._word(shard, number // LOAD_EVERY) for shard in self.shards]
+        return {**clock, "shards": words, "leaving": False, **fast}
 
-    def _word(self, shard: int, second: int) -> dict[str, Any]:
+    def _word(self, shard: int, look: int) -> dict[str, Any]:
         """An engine whose use of cores moves as requests come and go."""
-        use = {"cpu_cores": 1.0 + (second // LOAD_EVERY_S + shard) % 5, "memory_bytes": 8 << 30}
+        use = {"cpu_cores": 1.0 + (look + shard) % 5, "memory_bytes": 8 << 30}
         return {"shard": shard, "state": "ready", "pid": 100, **use}
 
 
 @click.command()
 @click.option("--nodes", type=click.IntRange(1, 2000), default=200, show_default=True)
-@click.option(
-    "--seconds",
-    type=click.IntRange(60),
-    default=3600,
-    show_default=True,
-    help="Of the fleet's time.",
-)
-@click.option(
-    "--faster", type=click.IntRange(1, 30), default=30, show_default=True, help="Than real time."
-)
+@click.option("--beats", type=click.IntRange(4), default=BEATS, show_default=True, help="Of each.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write all figures there.")
-def snapshot(nodes: int, seconds: int, faster: int, file: Path | None) -> None:
-    """What a sync costs while somebody holds an old snapshot."""
+def snapshot(nodes: int, beats: int, file: Path | None) -> None:
+    """What a sync costs while somebody holds an old snapshot for an hour."""
     machine = processes.machine()
-    result = {
-        "command": f"ops/bench snapshot --nodes {nodes} --seconds {seconds} --faster {faster}",
-        "machine": machine,
-        "periods": measure(nodes, seconds, faster),
-    }
-    if file is not None:
-        file.write_text(json.dumps(result, indent=1))
-    report.heading(result["command"], machine)
+    command = f"ops/bench snapshot --nodes {nodes} --beats {beats}"
+    report.heading(command, machine)
     print(f"{GOAL}\n{HEAD}")
-    for found in result["periods"]:
-        print(line(found, result["periods"][0]))
+    periods: list[dict[str, Any]] = []
+    for found in measure(nodes, beats):
+        periods.append(found)
+        print(line(found, periods[0]), flush=True)
+    if file is not None:
+        result = {"command": command, "machine": machine, "periods": periods}
+        file.write_text(json.dumps(result, indent=1))
 
 
 HEAD = (
-    "\nsnapshot  syncs of  p50    p99    ratios to the    Postgres"
-    "  of each table: updates, of them HOT, dead rows"
-    "\nheld for  each node ms     ms     base: p50, p99   CPU ms, ratio"
+    "\nbeats of  p50    p99    ratios to the    Postgres"
+    "         of each table: updates so far, of them HOT, dead rows"
+    "\neach node ms     ms     base: p50, p99   CPU ms, ratio"
 )
 
 
@@ -114,14 +103,13 @@ def line(found: dict[str, Any], base: dict[str, Any]) -> str:
     )
     p50, p99, cpu = (found[name] / base[name] for name in ("p50_ms", "p99_ms", "cpu_ms"))
     return (
-        f"{found['held_s'] / 60:4.0f} min {found['syncs_per_node']:8.0f}"
-        f"   {found['p50_ms']:6.2f} {found['p99_ms']:6.2f}   {p50:8.2f} {p99:6.2f}"
+        f"{found['beats']:6}  {found['p50_ms']:6.2f} {found['p99_ms']:6.2f}   {p50:8.2f} {p99:6.2f}"
         f"  {found['cpu_ms']:7.3f} {cpu:7.2f}   {tables}"
     )
 
 
-def measure(nodes: int, seconds: int, faster: int) -> list[dict[str, Any]]:
-    """A period without the snapshot, then those while it is held."""
+def measure(nodes: int, beats: int) -> Iterator[dict[str, Any]]:
+    """Syncs before the snapshot is held, then after each quarter of so many beats of each node."""
     with postgres.database(30) as database:
         meter = postgres.Meter(database.server)
         try:
@@ -130,18 +118,73 @@ def measure(nodes: int, seconds: int, faster: int) -> list[dict[str, Any]]:
                 psycopg.connect(database.agent_url, autocommit=True) as door,
                 psycopg.connect(database.controller_url) as holder,
             ):
-                agents = list(_agents(admin, nodes))
-                admin.execute(FASTER, {"n": faster})
-                length = min(QUARTER_S, seconds)
-                found = [_period(door, meter, agents, 0, length, faster)]
+                fleet = Fleet(admin, door, meter, list(_agents(admin, nodes)))
+                fleet.live(MIXTURE)  # every row is there, every statement planned
+                start = fleet.read()
+                yield fleet.measured(start) | {"beats": 0}
                 holder.execute("set transaction isolation level repeatable read")
                 holder.execute("select count(*) from llmgw.nodes")
-                for begun in range(0, seconds, length):
-                    period = _period(door, meter, agents, length + begun, length, faster)
-                    found.append(period | {"held_s": begun + length})
+                for quarter in range(1, 5):
+                    fleet.live(beats * quarter // 4 - beats * (quarter - 1) // 4)
+                    yield fleet.measured(start) | {"beats": beats * quarter // 4}
         finally:
             meter.close()
-    return found
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All agents, over one connection."""
+
+    admin: psycopg.Connection[Any]
+    door: psycopg.Connection[Any]
+    meter: postgres.Meter
+    agents: list[Agent]
+    number: int = 0
+    """Of the next sync of each."""
+
+    def sync(self, *, writes: bool) -> list[float]:
+        """One sync of each agent: seconds that each took."""
+        self.admin.execute(SILENCE, (1 if writes else JUDGED_S,))
+        words, took = trio.run(self._reports), []
+        for agent, said in zip(self.agents, words, strict=True):
+            at = time.perf_counter()
+            self.door.execute(SYNC, (agent.token, said)).fetchall()
+            took.append(time.perf_counter() - at)
+        self.number += 1
+        return took
+
+    async def _reports(self) -> list[Jsonb]:
+        return [Jsonb(await agent.report(self.number)) for agent in self.agents]
+
+    def live(self, beats: int) -> None:
+        """So many beats of each node, and what is written with them."""
+        for _ in range(beats):
+            begun = time.monotonic()
+            self.number += -self.number % LOAD_EVERY
+            self.sync(writes=True)
+            time.sleep(max(0.0, begun + SOONEST_S - time.monotonic()))
+
+    def read(self) -> postgres.Reading:
+        """All counters, with what the agents' session has not told yet."""
+        self.door.execute("select pg_stat_force_next_flush()")
+        return self.meter.read()
+
+    def measured(self, start: postgres.Reading) -> dict[str, Any]:
+        """The usual mixture of syncs; tables since the start."""
+        self.number += -self.number % MIXTURE
+        before, took = self.read(), []
+        for second in range(MIXTURE * MIXTURES):
+            took += self.sync(writes=second % MIXTURE == 0)
+        after = self.read()
+        cuts = quantiles(took, n=100, method="inclusive")
+        tables = postgres.between(start, after)["tables"]
+        return {
+            "p50_ms": round(1000 * cuts[49], 3),
+            "p99_ms": round(1000 * cuts[98], 3),
+            "cpu_ms": round(1000 * (after.cpu_s - before.cpu_s) / len(took), 4),
+            "wal_bytes": (after.counters["wal_bytes"] - before.counters["wal_bytes"]) // len(took),
+            "tables": {name: row for name, row in tables.items() if name in TABLES},
+        }
 
 
 def _agents(admin: psycopg.Connection[Any], nodes: int) -> Iterator[Agent]:
@@ -156,36 +199,3 @@ def _agents(admin: psycopg.Connection[Any], nodes: int) -> Iterator[Agent]:
             (sha256(token.encode()).digest(), node),
         )
         yield Agent(token, SimMachine(like), shards)
-
-
-def _period(
-    door: psycopg.Connection[Any],
-    meter: postgres.Meter,
-    agents: list[Agent],
-    begun: int,
-    length: int,
-    faster: int,
-) -> dict[str, Any]:
-    """So many seconds of the fleet's time, of which each agent syncs once in each that it can."""
-    before, took = meter.read(), []
-    start = time.monotonic()
-    while (second := int((time.monotonic() - start) * faster)) < length:
-        due = [agent for agent in agents if agent.second < begun + second]
-        for agent in due:
-            words = Jsonb(agent.report(begun + second))
-            at = time.perf_counter()
-            door.execute(SYNC, (agent.token, words)).fetchall()
-            took.append(time.perf_counter() - at)
-    door.execute("select pg_stat_force_next_flush()")
-    after = meter.read()
-    spent = postgres.between(before, after)
-    cuts = quantiles(took, n=100, method="inclusive")
-    return {
-        "held_s": 0,
-        "syncs_per_node": round(len(took) / len(agents), 1),
-        "p50_ms": round(1000 * cuts[49], 3),
-        "p99_ms": round(1000 * cuts[98], 3),
-        "cpu_ms": round(1000 * (after.cpu_s - before.cpu_s) / len(took), 4),
-        "wal_bytes_per_sync": round(spent["wal_bytes_per_s"] * spent["seconds"] / len(took)),
-        "tables": {k: v for k, v in spent["tables"].items() if k in TABLES},
-    }
