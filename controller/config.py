@@ -143,6 +143,14 @@ class Settings(BaseModel):
         description="why another model may answer; refusal: the engine finds fault with the "
         "request (400, 413, 422), for example a prompt that is too long",
     )
+    access_log: str = Field(
+        "off",
+        description='a JSON line per request to "stdout" or this file; "errors": only those that '
+        'failed, to stdout; "off": none',
+    )
+    access_log_sample: float = Field(
+        1.0, ge=0, le=1, description="share of good requests in it; failed ones always are"
+    )
     tls_cert: Path | None = Field(None, description="PEM chain for the client port")
     tls_key: Path | None = Field(None, description="PEM key for the client port")
     cors: tuple[str, ...] = Field(
@@ -175,6 +183,13 @@ class Settings(BaseModel):
         for value in values:
             endpoint(value)
         return values
+
+    @field_validator("access_log")
+    @classmethod
+    def _log(cls, value: str) -> str:
+        if value not in ("off", "errors", "stdout") and not value.startswith("/"):
+            raise ValueError(f'{value!r} is not "off", "errors", "stdout" or a path from /')
+        return value
 
     @field_validator("cors", mode="before")
     @classmethod

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from controller import __version__
 from controller.config import endpoint, host_port
+from controller.router.access_log import STDOUT
 from controller.router.config import MIB, Limits, Retries, RouterConfig, StaticKey, Timeouts
 from controller.router.server import run_router
 from sql import queries
@@ -44,6 +45,8 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         endpoints=tuple(_shared(endpoint(text), settings.workers) for text in settings.endpoints),
         keys=tuple(keys),
         cors=frozenset(settings.cors),
+        access_log=_log_of(settings.access_log),
+        access_log_sample=0.0 if settings.access_log == "errors" else settings.access_log_sample,
         tls_cert=settings.tls_cert,
         tls_key=settings.tls_key,
         limits=Limits(
@@ -76,6 +79,10 @@ def _shared(fixed: StaticEndpoint, workers: int) -> StaticEndpoint:
     if fixed.depth is None:
         return fixed
     return replace(fixed, depth=ceil(fixed.depth / workers))
+
+
+def _log_of(setting: str) -> str | None:
+    return {"off": None, "errors": STDOUT}.get(setting, setting)
 
 
 async def run(settings: Settings, runtime: Path, worker: int) -> None:

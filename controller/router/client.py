@@ -17,6 +17,7 @@ from controller.router.routes import dialect_at
 if TYPE_CHECKING:
     import socket
 
+    from controller.router.access_log import Entry
     from controller.router.core import Core
 
 _JSON = (b"content-type", b"application/json")
@@ -28,11 +29,13 @@ class ClientConnection(Connection):
 
     __slots__ = (
         "_advancing", "_closing", "_core", "_examined", "_exchange", "_hushed", "_lingering",
-        "_pause_above", "_reader", "_stalled",
+        "_pause_above", "_reader", "_stalled", "address", "noted",
     )  # fmt: skip
 
-    def __init__(self, core: Core, sock: socket.socket) -> None:
+    def __init__(self, core: Core, sock: socket.socket, address: str) -> None:
         super().__init__(core.reactor, sock, IN | RDHUP)
+        self.address = address
+        self.noted: Entry | None = None  # a line for the access log, less the bytes of the answer
         self._core = core
         self._reader = RequestReader(core.config.limits)
         self._exchange: Exchange | None = None
@@ -62,6 +65,7 @@ class ClientConnection(Connection):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client_lost()
+            self._tell()
 
     def sent_some(self) -> None:
         if self._closing:
@@ -201,6 +205,8 @@ class ClientConnection(Connection):
     def finished(self, *, close: bool) -> None:
         """The exchange is settled and its answer given to `send`."""
         self._exchange = None
+        if self.noted is not None:
+            self._tell()
         if self.fd < 0:
             self._core.clients.discard(self)
         elif close:
@@ -215,6 +221,11 @@ class ClientConnection(Connection):
             self._advance()
         else:
             self._rest()
+
+    def _tell(self) -> None:
+        entry, self.noted = self.noted, None
+        if entry is not None and self._core.access_log is not None:
+            self._core.access_log.add(entry, self.given)
 
     def drain(self) -> None:
         """The process is stopping: an idle connection closes now, a busy one after its answer."""

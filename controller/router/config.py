@@ -106,6 +106,8 @@ class RouterConfig:
     fallbacks: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of static mode: model, others
     fallback_on: frozenset[str] = FALLBACK_ON
     cors: frozenset[str] = frozenset()  # origins of web pages that may call us; "*" = every one
+    access_log: str | None = None  # "stdout" or the path of a file
+    access_log_sample: float = 1.0  # share of the requests that are told; failed ones always are
     tls_cert: Path | None = None  # PEM; with `tls_key` the client port speaks TLS
     tls_key: Path | None = None
     handle_signals: bool = True  # SIGTERM and SIGINT drain and return, SIGHUP reads files again

@@ -22,7 +22,7 @@ RECEIVE_BYTES = 65536
 class Connection(Timed):
     """One socket. Subclasses say what bytes, the end, and an emptied buffer mean."""
 
-    __slots__ = ("_mask", "_unsendable", "fd", "out", "reactor", "sock")
+    __slots__ = ("_mask", "_unsendable", "fd", "given", "out", "reactor", "sock")
 
     def __init__(self, reactor: Reactor, sock: socket.socket, mask: int) -> None:
         super().__init__()
@@ -33,6 +33,7 @@ class Connection(Timed):
         self.sock = sock
         self.fd = sock.fileno()
         self.out: bytearray | None = None  # waiting to be sent
+        self.given = 0  # bytes given to `send`; its owner may set it back
         self._mask = mask
         self._unsendable = False
         reactor.register(self.fd, self, mask)
@@ -68,6 +69,7 @@ class Connection(Timed):
         """Send now or keep for later; silently nothing when the connection is gone."""
         if self.fd < 0 or self._unsendable:
             return
+        self.given += len(data)
         if self.out is not None:
             self.out += data
             return

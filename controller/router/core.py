@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import trio
 
+    from controller.router.access_log import AccessLog
     from controller.router.client import ClientConnection
     from controller.router.config import RouterConfig
 
@@ -51,6 +52,7 @@ class Core:
         self.keys = Keys()
         self.stats = Stats()
         self.budget = RetryBudget(config.retries.ratio, config.retries.floor)
+        self.access_log: AccessLog | None = None
         self.usage = UsageLog(config.limits.usage_rows)
         self.waiting = WaitingRoom(self)
         self.stored = Stored()

@@ -65,6 +65,7 @@ class Exchange:
         self.stats: ModelStats | None = None
         self.attempts: Attempts | None = None
         self.delivery = Delivery(client, core.config.limits)
+        client.given = 0
         core.exchanges += 1
 
     # -- before an engine ------------------------------------------------------------------------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from controller.router.core import Core
 
-    Opener = Callable[[Core, socket.socket], ClientConnection]
+    Opener = Callable[[Core, socket.socket, str], ClientConnection]
 
 ACCEPTS_PER_EVENT = 64  # then others get a turn
 PAUSE_S = 0.2
@@ -67,7 +67,7 @@ class Listener(Timed):
             self._pause()
             return False
         try:
-            sock = self._sock.accept()[0]
+            sock, address = self._sock.accept()
         except BlockingIOError:
             return False
         except ConnectionError:
@@ -78,7 +78,7 @@ class Listener(Timed):
             self._pause()
             return False
         self._core.stats.add("accepted")
-        self._opens(self._core, sock)
+        self._opens(self._core, sock, address[0])
         return True
 
     def _pause(self) -> None:

@@ -1,4 +1,4 @@
-"""What is kept of a request that is over: counters and its one usage row. Called once for each."""
+"""What is kept of a request that is over: counters, one usage row, one line. Once for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Ending(NamedTuple):
 
 
 def record(core: Core, exchange: Exchange, ending: Ending) -> None:
-    """Count it, and note its row when it was for an engine and had a key."""
+    """Count it, and note its row when it was for an engine and had a key.
+
+    The line of the access log waits at the client for the bytes of the answer.
+    """
     route, now = exchange.route, time.monotonic()
     seconds, first_s = now - exchange.started, _first_token_s(exchange)
     stats = exchange.stats
@@ -41,8 +44,18 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
             stats.ttft.observe(first_s)
     name = "other" if route is None else route.name
     stats.settle(name, ending.http_status, ending.outcome, seconds)
-    if exchange.key is not None and route is not None and route.kind is Kind.INFER:
-        core.usage.add(_row(core, exchange, ending, now))
+    counts = exchange.key is not None and route is not None and route.kind is Kind.INFER
+    told = core.access_log is not None and core.access_log.wants(ending.outcome)
+    if not counts and not told:
+        return
+    row = _row(core, exchange, ending, now)
+    if counts:
+        core.usage.add(row)
+    if told:
+        client = exchange.client
+        target = None if exchange.attempts is None else exchange.attempts.target
+        replica = None if target is None else target.pool.key
+        client.noted = (row, replica, client.address, len(exchange.request.body))
 
 
 def _first_token_s(exchange: Exchange) -> float | None:
@@ -54,15 +67,13 @@ def _row(core: Core, exchange: Exchange, ending: Ending, now: float) -> UsageRow
     """What is unknown is None."""
     asked, attempts = exchange.asked, exchange.attempts
     target = None if attempts is None else attempts.target
-    assert exchange.key is not None
-    assert exchange.route is not None
     return UsageRow(
         exchange.row_id,
-        exchange.key.id,
+        None if exchange.key is None else exchange.key.id,
         None if asked is None else asked.model[:256],
         None if attempts is None else attempts.serving,
         None if target is None else target.pool.id,
-        exchange.route.name,
+        "other" if exchange.route is None else exchange.route.name,
         ending.outcome,
         ending.http_status,
         asked is not None and asked.stream,

@@ -11,12 +11,14 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import structlog
 import trio
 
+from controller.router.access_log import AccessLog
 from controller.router.client import ClientConnection
 from controller.router.core import Core
 from controller.router.errors import draining
@@ -127,6 +129,11 @@ async def _serve(
     if core.keys.open_to_all:
         log.warning("no database and no keys: everybody may use this router")
     await (refresher.refresh() if pool is None else refresher.configured())
+    if config.access_log is not None:
+        sampling = Random(SystemRandom().getrandbits(64))  # noqa: S311 (a sample, no secret)
+        core.access_log = AccessLog(
+            config.access_log, config.access_log_sample, sampling, core.stats
+        )
     certificate = await trio.to_thread.run_sync(_certificate, config)
     opens = ClientConnection if certificate is None else certificate.open
     listener = Listener(core, sock, opens)
@@ -134,6 +141,8 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(core.reactor.run)
         nursery.start_soon(_sweep, core)
+        if core.access_log is not None:
+            nursery.start_soon(supervise, "access log", core.access_log.run)
         reporter = None
         if pool is not None:
             reporter = Reporter(core, pool, database.queries)

@@ -52,8 +52,8 @@ class Certificate:
         """For connections from now on. Raises as `server_context`; the old one then stays."""
         self._context = server_context(*self._files)
 
-    def open(self, core: Core, sock: socket.socket) -> ClientConnection:
-        return TlsClientConnection(core, sock, self._context)
+    def open(self, core: Core, sock: socket.socket, address: str) -> ClientConnection:
+        return TlsClientConnection(core, sock, address, self._context)
 
 
 class TlsClientConnection(ClientConnection):
@@ -61,11 +61,13 @@ class TlsClientConnection(ClientConnection):
 
     __slots__ = ("_incoming", "_outgoing", "_shaken", "_tls")
 
-    def __init__(self, core: Core, sock: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, core: Core, sock: socket.socket, address: str, context: ssl.SSLContext
+    ) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._shaken = False
-        super().__init__(core, sock)
+        super().__init__(core, sock, address)
         core.deadlines.set(self, time.monotonic() + core.config.timeouts.handshake_s)
 
     def received(self, data: bytes) -> None:

@@ -18,7 +18,7 @@ class UsageRow(NamedTuple):
     """What is known of a finished request; None is unknown. Cheap to make, rendered later."""
 
     id: int  # a UUID as a number
-    key_id: str
+    key_id: str | None  # None: refused before it was known; such a row is for the access log
     model_asked: str | None
     model: str | None
     replica_id: int | None

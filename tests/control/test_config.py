@@ -183,6 +183,19 @@ def test_the_client_ports_certificate_is_judged_as_the_admin_ports(of, files, tm
     assert (config.tls_cert, config.tls_key) == (cert, key)
 
 
+def test_the_access_log_is_off_or_has_a_place_and_a_share(of, tmp_path):
+    def routed(text: str) -> tuple[str | None, float]:
+        config = router_config(of(STATIC + text), tmp_path, 0, "me")
+        return config.access_log, config.access_log_sample
+
+    assert routed("") == (None, 1.0)
+    assert routed('access_log = "errors"\n') == ("stdout", 0.0)
+    assert routed('access_log = "stdout"\naccess_log_sample = 0.1\n') == ("stdout", 0.1)
+    assert routed('access_log = "/var/log/x"\n') == ("/var/log/x", 1.0)
+    assert "a path from /" in fault(of, STATIC + 'access_log = "on"\n')
+    assert "less than or equal to 1" in fault(of, STATIC + "access_log_sample = 2.0\n")
+
+
 def test_a_reload_takes_what_can_change_and_names_the_rest(of):
     now = of()
     in_force, later = reloaded(now, of(STATIC + 'log_level = "debug"\nworkers = 5\ndrain = "1m"\n'))

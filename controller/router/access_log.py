@@ -1,0 +1,177 @@
+"""One JSON line per request that is over: who, what, where, how it ended. Never bodies, never keys.
+
+The request's side only puts a tuple into a bounded queue. A Trio task renders it in slices between
+turns of the reactor (a thread that renders would hold the interpreter for 5 ms at a time) and a
+worker thread writes. What finds no room is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import time
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from controller.router.stats import Stats
+    from controller.router.usage import UsageRow
+
+    Entry = tuple[UsageRow, str | None, str, int]  # row, replica, client's address, bytes in
+
+STDOUT = "stdout"
+PACE_S = 0.2
+SLICE = 32  # lines rendered in one go: about 100 us
+LINES = 20_000
+LAST_S = 1.0
+_FORMAT = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
+
+log = structlog.get_logger(__name__)
+
+
+class AccessLog:
+    """The log of one router process; `where` is a file's path or "stdout"."""
+
+    def __init__(self, where: str, sample: float, random: Random, stats: Stats) -> None:
+        self._sink = Sink(where)
+        self._sample = sample
+        self._stats = stats
+        self._random = random.random
+        self._lines: deque[tuple[Entry, int]] = deque()
+
+    def wants(self, outcome: str) -> bool:
+        """Whether a request that ended so is told: all that failed, a share of the rest."""
+        return self._sample >= 1 or outcome != "ok" or self._random() < self._sample
+
+    def add(self, entry: Entry, sent: int) -> None:
+        """`sent`: bytes of its answer, heads included."""
+        if len(self._lines) >= LINES:
+            self._lose(1)
+        else:
+            self._lines.append((entry, sent))
+
+    async def run(self) -> None:
+        """Write until cancelled, then what is left, within LAST_S."""
+        try:
+            while True:
+                await trio.sleep(PACE_S)
+                await self._write()
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(LAST_S):
+                await self._write()
+
+    async def _write(self) -> None:
+        lines: list[bytes] = []
+        wall = time.clock_gettime(time.CLOCK_REALTIME) - time.monotonic()
+        while self._lines:
+            some = [self._lines.popleft() for _ in range(min(SLICE, len(self._lines)))]
+            lines.extend(line(entry, sent, wall) for entry, sent in some)
+            await trio.lowlevel.checkpoint()
+        if lines:
+            lost = await trio.to_thread.run_sync(self._sink.write, lines, abandon_on_cancel=True)
+            self._lose(lost)
+
+    def _lose(self, number: int) -> None:
+        if number:
+            self._stats.add("access_log_lines_lost", number)
+
+
+def line(entry: Entry, sent: int, wall: float) -> bytes:
+    """One line. `wall` makes unix seconds of this machine of monotonic ones: the time of rows that
+    ended before the database's clock was known, and of static mode, which has no database."""
+    row, replica, client, received = entry
+    at = row.ended + wall if row.at is None else row.at
+    document = {
+        "time": datetime.fromtimestamp(at, UTC),
+        "request_id": row.request_id.decode("latin-1"),
+        "key": row.key_id,
+        "client": client,
+        "endpoint": row.endpoint,
+        "model_asked": row.model_asked,
+        "model": row.model,
+        "replica": replica,
+        "stream": row.stream,
+        "status": row.http_status,
+        "outcome": row.status,
+        "error_code": row.error_code,
+        "attempts": row.attempts,
+        "total_ms": round(row.total_s * 1000, 1),
+        "ttft_ms": None if row.ttft_s is None else round(row.ttft_s * 1000, 1),
+        "prompt_tokens": row.tokens.prompt,
+        "completion_tokens": row.tokens.completion,
+        "cached_tokens": row.tokens.cached,
+        "bytes_in": received,
+        "bytes_out": sent,
+    }
+    return orjson.dumps(document, option=_FORMAT)
+
+
+class Sink:
+    """Where the lines go; used by one worker thread at a time.
+
+    Router processes share it: a file takes each write whole (O_APPEND), a pipe takes so much as
+    PIPE_BUF whole.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._path = None if where == STDOUT else where
+        self._fd = sys.stdout.fileno() if where == STDOUT else -1
+        self._failures = 0
+
+    def write(self, lines: list[bytes]) -> int:
+        """Writes and returns how many lines were lost; failures are logged, not raised."""
+        written = 0
+        try:
+            self._open()
+            whole = stat.S_ISREG(os.fstat(self._fd).st_mode)
+            for part in parts(lines, 2**20 if whole else select.PIPE_BUF):
+                _write_all(self._fd, b"".join(part))
+                written += len(part)
+        except OSError as error:
+            self._failures += 1
+            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+                log.warning("access log lines are lost", path=self._path, error=repr(error))
+        return len(lines) - written
+
+    def _open(self) -> None:
+        """Open the file, anew when it was moved away (rotated)."""
+        if self._path is None:
+            return
+        if self._fd >= 0:
+            try:
+                if os.path.samestat(Path(self._path).stat(), os.fstat(self._fd)):
+                    return
+            except FileNotFoundError:
+                pass
+            os.close(self._fd)
+            self._fd = -1
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+
+
+def parts(lines: list[bytes], most: int) -> list[list[bytes]]:
+    """`lines` in order, in lists of at most `most` bytes; a longer line has a list of its own."""
+    found: list[list[bytes]] = []
+    size = most
+    for text in lines:
+        if size + len(text) > most:
+            found.append([])
+            size = 0
+        found[-1].append(text)
+        size += len(text)
+    return found
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

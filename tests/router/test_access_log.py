@@ -1,0 +1,140 @@
+"""The access log: one line per request, whole, without secrets, and never in anybody's way."""
+
+from __future__ import annotations
+
+import json
+import os
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from controller.router.access_log import LINES, AccessLog, Sink, parts
+from controller.router.stats import Stats
+from tests.router.wire import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.router.conftest import House
+
+
+def told(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+async def lines(path: Path, number: int) -> list[dict[str, Any]]:
+    await until(lambda: len(told(path)) >= number)
+    return told(path)
+
+
+async def test_every_end_of_a_request_is_one_line_without_secrets(
+    house: House, tmp_path: Path
+) -> None:
+    path = tmp_path / "access.log"
+    await house.start(access_log=str(path))
+    sent = await house.wire()
+    await sent.chat(model="short", secret="my words", headers={"x_request_id": "id-1"})
+    await sent.answer()
+    size = len(json.dumps({"model": "short", "messages": [{"role": "user", "content": "hi"}],
+                           "secret": "my words"}))  # fmt: skip
+    streamed = await house.ask(stream=True, stream_options={"include_usage": True})
+    await house.ask(model="nope")
+    await house.ask(fake={"status": 500})
+    await sent.get("/healthz", key=None)
+    await sent.get("/v1/models", key="sk-bad-key")
+    await sent.send(b"rubbish\r\n\r\n")
+    assert (await sent.answer()).status == 400
+    gone = await house.wire()
+    await gone.chat(headers={"x_fake": json.dumps({"delay": 20})})
+    await until(lambda: house.core.exchanges)
+    gone.close()
+    found = await lines(path, 8)
+    assert [
+        (row["endpoint"], row["status"], row["outcome"], row["error_code"]) for row in found
+    ] == [
+        ("chat.completions", 200, "ok", None),
+        ("chat.completions", 200, "ok", None),
+        ("chat.completions", 404, "error", "model_not_found"),
+        ("chat.completions", 500, "error", "upstream_500"),
+        ("healthz", 200, "ok", None),
+        ("other", 401, "error", "invalid_api_key"),
+        ("other", 400, "error", "bad_request"),
+        ("chat.completions", 499, "client_closed", "client_closed"),
+    ]
+    first, second = found[0], found[1]
+    assert (first["request_id"], first["key"], first["client"]) == ("id-1", "k", "127.0.0.1")
+    assert (first["model_asked"], first["model"], first["replica"]) == ("short", "m", "e0")
+    assert (first["attempts"], first["prompt_tokens"], first["completion_tokens"]) == (1, 7, 3)
+    assert first["bytes_in"] == size
+    assert second["bytes_out"] > len(streamed.body)
+    assert second["stream"] is True
+    assert 0 < second["ttft_ms"] <= second["total_ms"]
+    assert first["time"].endswith("Z")
+    assert found[5]["key"] is None
+    text = path.read_text()
+    for secret in ("sk-test", "sk-bad-key", "my words", 'hi"'):
+        assert secret not in text
+    assert path.stat().st_mode & 0o077 == 0o040
+
+
+async def test_a_sample_tells_a_share_and_every_failure(house: House, tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    await house.start(access_log=str(path), access_log_sample=0.0)
+    for _ in range(3):
+        assert (await house.ask()).status == 200
+        assert (await house.ask(model="nope")).status == 404
+    assert [row["status"] for row in await lines(path, 3)] == [404, 404, 404]
+    half = AccessLog(str(path), 0.5, Random(1), Stats())
+    assert 400 < sum(half.wants("ok") for _ in range(1000)) < 600
+    assert all(half.wants(outcome) for outcome in ("error", "partial", "client_closed"))
+
+
+async def test_a_rotated_file_is_made_anew_and_the_last_lines_are_written_at_the_end(
+    house: House, tmp_path: Path
+) -> None:
+    path, old = tmp_path / "access.log", tmp_path / "access.log.1"
+    await house.start(access_log=str(path))
+    await house.ask()
+    await lines(path, 1)
+    path.rename(old)
+    await house.ask()
+    await lines(path, 1)
+    await house.ask()
+    house.running.stop()
+    await lines(path, 2)
+    assert len(told(old)) == 1
+
+
+def test_what_cannot_be_written_is_counted_and_raises_nothing(tmp_path: Path) -> None:
+    sink = Sink(str(tmp_path / "no-folder" / "log"))
+    assert sink.write([b"a\n", b"b\n"]) == 2
+    (tmp_path / "no-folder").mkdir()
+    assert sink.write([b"c\n"]) == 0
+
+
+def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
+    stats = Stats()
+    log = AccessLog(str(tmp_path / "log"), 1.0, Random(1), stats)
+    entry: Any = ()
+    for _ in range(LINES + 7):
+        log.add(entry, 0)
+    assert stats.counts == {"access_log_lines_lost": 7}
+
+
+@pytest.mark.parametrize("most", [1, 10, 4096])
+def test_a_pipe_gets_whole_lines_in_pieces_it_takes_whole(most: int) -> None:
+    given = [b"%d\n" % n * (n % 5 + 1) for n in range(40)]
+    found = parts(given, most)
+    assert [text for part in found for text in part] == given
+    assert all(sum(map(len, part)) <= most or len(part) == 1 for part in found)
+    assert parts([], most) == []
+
+
+def test_a_reader_that_left_a_pipe_costs_lines_only() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    sink = Sink("/dev/null")
+    sink._path, sink._fd = None, writer
+    assert sink.write([b"a\n"]) == 1
+    os.close(writer)
