@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from controller.metrics import router
+
 if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
     from controller.config import Settings
     from controller.loops import Loops
+    from controller.metrics.carried import Carried
     from controller.reconcile.lease import Lease
     from controller.reconcile.tick import Ticker
     from sql.listen import ListenState
@@ -31,4 +34,5 @@ class ControlContext:
     schema: str = "not checked yet"
     """What is wrong with the schema, or "ok"."""
     leases: dict[str, Lease] = field(default_factory=dict)
+    carried: Carried = field(default_factory=router.carried)
     ticker: Ticker | None = None

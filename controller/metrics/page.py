@@ -43,7 +43,7 @@ async def render(context: ControlContext) -> bytes:
     families = list(control(context))
     up = GaugeMetricFamily("llmgw_scrape_up", "1 when this part could be read", labels=["part"])
     workers = await router.read(context.runtime)
-    families += router.families(workers)
+    families += router.families(workers, context.carried.beside(workers))
     up.add_metric(["router"], float(bool(workers)))
     if context.pool is not None:
         try:

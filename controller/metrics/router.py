@@ -9,6 +9,7 @@ import orjson
 import trio
 from prometheus_client.core import HistogramMetricFamily
 
+from controller.metrics.carried import Carried
 from controller.metrics.families import PREFIX, counter, gauge
 
 if TYPE_CHECKING:
@@ -84,10 +85,21 @@ async def _all(stream: trio.SocketStream) -> bytes:
     return data
 
 
-def families(workers: list[dict[str, Any]]) -> Iterator[Metric]:
-    """Sums over all processes; what belongs to one process is labelled with it."""
+def carried() -> Carried:
+    """For `families`, to be kept from one page to the next."""
+    return Carried(tuple(COUNTERS), tuple(HISTOGRAMS))
+
+
+def families(
+    workers: list[dict[str, Any]], beside: list[dict[str, Any]] | None = None
+) -> Iterator[Metric]:
+    """Sums over all processes; what belongs to one process is labelled with it.
+
+    `beside`: snapshots of which only what is counted is valid, see `carried.py`.
+    """
+    counted = [*workers, *(beside or [])]
     for key, (name, what, labels) in COUNTERS.items():
-        yield counter(name, what, labels, _sum(workers, key).items())
+        yield counter(name, what, labels, _sum(counted, key).items())
     for key, (name, what, labels) in GAUGES.items():
         yield gauge(name, what, labels, _sum(workers, key).items())
     for key, (name, what) in PER_WORKER.items():
@@ -98,11 +110,11 @@ def families(workers: list[dict[str, Any]]) -> Iterator[Metric]:
     crashes = [((str(w["worker"]),), w.get("callback_crashes")) for w in workers]
     yield counter("router_callback_crashes", "bugs caught in the router", ["worker"], crashes)
     counts = Counter[tuple[str, ...]]()
-    for snapshot in workers:
+    for snapshot in counted:
         counts.update({(name,): n for name, n in snapshot["counts"].items()})
     yield counter("router_events", "everything else the router counts", ["event"], counts.items())
     for key, (name, what, labels) in HISTOGRAMS.items():
-        yield _histogram(workers, key, name, what, labels)
+        yield _histogram(counted, key, name, what, labels)
 
 
 def _sum(workers: list[dict[str, Any]], key: str) -> Counter[tuple[str, ...]]:

@@ -113,6 +113,7 @@ class Core:
         age = self.table_loaded_at
         return {
             "worker": self.config.worker,
+            "life": self.config.id,
             "connections": len(self.clients),
             "exchanges": self.exchanges,
             "draining": self.draining,

@@ -25,6 +25,7 @@ def snapshot_of(worker: int, stats: Stats, **more: object) -> dict[str, object]:
     """What a router process tells on its socket."""
     return {
         "worker": worker,
+        "life": f"first-{worker}",
         "waiting": [["m", 3]],
         "queued": [["m", 2]],
         "replicas": [["5", 2]],
@@ -254,6 +255,34 @@ def test_workers_are_summed_and_histograms_merge():
     assert buckets == sorted(buckets)
     assert buckets[-1] == 4
     assert ("llmgw_client_connections", (("worker", "0"),)) not in found
+
+
+def test_sums_do_not_go_back_when_a_router_ends_or_is_silent():
+    carried = router.carried()
+    labels = (("endpoint", "chat"), ("model", "m"))
+
+    def page(*workers: dict[str, object]) -> list[float]:
+        given = list(workers)
+        found = {
+            (s.name, tuple(sorted(s.labels.items()))): s.value
+            for family in router.families(given, carried.beside(given))
+            for s in family.samples
+        }
+        return [
+            found["llmgw_requests_total", (*labels, ("status", "200"))],
+            found["llmgw_request_duration_seconds_count", labels],
+            found["llmgw_router_events_total", (("event", "bytes"),)],
+            found.get(("llmgw_replica_in_flight", (("replica", "5"),)), 0),
+            sum(v for k, v in found.items() if k[0] == "llmgw_keys_known"),
+        ]
+
+    other = snapshot_of(1, told(), keys=1)
+    assert page(snapshot_of(0, told(), keys=1), other) == [2, 4, 20, 4, 2]
+    assert page(other) == [2, 4, 20, 2, 1]  # gone or silent: its counters stay, its gauges do not
+    for n in range(1, 4):
+        new = snapshot_of(0, told(), keys=1) | {"life": f"life-{n}"}
+        for _ in range(2):
+            assert page(new, other) == [2 + n, 4 + 2 * n, 20 + 10 * n, 4, 2]
 
 
 async def test_a_router_that_hangs_or_says_nonsense_costs_a_second_and_no_page(

@@ -149,6 +149,28 @@ def test_workers_share_one_port_and_one_page(static):
     ]
 
 
+def test_a_killed_workers_counters_stay_in_the_sum(static):
+    one = static("--workers", "2")
+    until(lambda: len(one.children()) == 3, "two workers and control")
+    for _ in range(20):
+        assert serves(one)
+
+    def requests() -> float:
+        return sum(v for k, v in one.metrics().items() if k[0] == "llmgw_requests_total")
+
+    def workers() -> int:
+        return sum(k[0] == "llmgw_client_connections" for k in one.metrics())
+
+    until(lambda: workers() == 2 and requests() == 21, "both are told of")
+    before = one.children()["router 0"]
+    end(before)
+    restarted(one, "router 0", before)
+    until(lambda: (now := requests()) >= 21 and workers() == 2 and now, "it is told of again")
+    assert requests() == 21
+    until(lambda: all(serves(one) for _ in range(10)), "both serve")
+    assert requests() >= 31
+
+
 @pytest.mark.parametrize("flag", ["--listen", "--admin-listen"])
 def test_H04_a_taken_port_is_named_with_its_flag_and_ends_all(flag):
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as other:
