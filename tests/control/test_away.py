@@ -115,6 +115,26 @@ def test_F25_H11_a_database_that_comes_late_and_goes_and_comes_again(start):
         shutil.rmtree(base, ignore_errors=True)
 
 
+def test_H04_H11_a_router_opens_its_port_without_a_database_and_says_what_it_lacks(database, start):
+    with TcpProxy(urlsplit(database.url).port, mode="hold") as proxy:
+        one = start(through(database.controller_url, proxy), role="router")
+
+        def ready() -> tuple[int, str]:
+            try:
+                answer = httpx.get(f"http://127.0.0.1:{one.client}/readyz", timeout=5)
+            except httpx.TransportError:
+                return 0, ""
+            return answer.status_code, answer.text
+
+        until(lambda: ready()[0] == 503, "the port is open and readiness red", 10)
+        assert "the routing table was not read" in ready()[1]
+        assert one.chat().status_code == 401  # keys are not known yet: nobody gets in
+        proxy.mode = "pass"
+        until(lambda: ready()[0] == 200, "ready without a restart")
+        one.signal(signal.SIGTERM)
+        assert one.process.wait(15) == 0
+
+
 def test_H11_a_database_that_does_not_answer_holds_up_nothing(database, start):
     with TcpProxy(urlsplit(database.url).port, mode="hold") as proxy:
         one = start(through(database.controller_url, proxy))

@@ -53,6 +53,32 @@ async def test_leaving_after_the_first_token_cancels_the_engine(house: House) ->
     await leave_and_look(house, {"tokens": 50, "gap": 0.4}, stream=True, first=True)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("how", ["fin", "rst", "half-close", "with a second request sent"])
+async def test_H05_leaving_is_noticed_however_it_is_done(
+    house: House, how: str, *, streaming: bool
+) -> None:
+    await house.start()
+    wire = await house.wire()
+    fake = {"tokens": 50, "gap": 0.4} if streaming else {"delay": 20}
+    await wire.chat(stream=streaming, headers={"x_fake": json.dumps(fake)})
+    record = (await until(house.engines[0].chats))[0]
+    if streaming:
+        await wire.until(b"tok0")
+    if how == "half-close":
+        await wire.stream.send_eof()  # documented: who half-closes has left
+    elif how == "rst":
+        wire.reset()
+    else:
+        if how != "fin":
+            await wire.chat()
+        wire.close()
+    await until(lambda: record.closed, 1.0)
+    await until(house.idle, 1.0)
+    assert (await house.row())["status"] == "client_closed"
+    assert len(house.engines[0].chats()) == 1
+
+
 async def test_leaving_while_the_engine_does_not_even_accept(house: House) -> None:
     # A port that listens but never answers a SYN needs no engine: TEST-NET is not routed here,
     # so the full backlog of a listener that nobody accepts from does the same.

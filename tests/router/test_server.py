@@ -291,7 +291,7 @@ async def test_rows_from_before_the_first_contact_get_a_time(
     running.stop()
 
 
-async def test_not_ready_until_the_table_was_read(
+async def test_H04_not_ready_until_the_table_was_read(
     nursery: trio.Nursery, engine: FakeEngine
 ) -> None:
     shelf = Shelf(engine)

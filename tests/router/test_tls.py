@@ -131,6 +131,20 @@ async def test_H05_leaving_is_noticed_however_it_is_done(
     assert (await house.row())["status"] == "client_closed"
 
 
+async def test_H02_a_client_that_stopped_reading_does_not_hold_up_the_end(
+    house: House, pair: dict[str, Path], quick: Any
+) -> None:
+    house.engine(text="x" * 50_000, tokens=600)  # 30 MB
+    await house.start(**pair, timeouts=replace(quick, drain_s=0.3, idle_s=60.0, headers_s=60.0))
+    wire = await encrypted(house, pair)
+    await wire.chat(stream=True)
+    client = await until(lambda: next(iter(house.core.clients)))
+    await until(lambda: client.pending > 256 * 1024)
+    house.running.stop()
+    await until(lambda: not house.core.clients, 3.0)
+    assert house.idle()
+
+
 async def test_H14_a_cut_answer_is_an_abort_and_no_orderly_end(
     house: House, pair: dict[str, Path]
 ) -> None:
