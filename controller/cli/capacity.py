@@ -27,7 +27,10 @@ def capacity(session: Session, model: str | None) -> None:
          _p95(c.get("ttft_ms")), _p95(c.get("itl_ms")), c["measured_at"], c["measured_by"])
         for c in found
     )  # fmt: skip
-    empty = "Nothing was measured yet; models scale by the setting concurrency."
+    empty = (
+        "Nothing was measured yet; models scale by the setting concurrency, and replicas get "
+        "requests by the setting depth."
+    )
     session.out.show(found, lambda: session.out.table(COLUMNS, rows) if found else empty)
 
 

@@ -29,6 +29,7 @@ from controller.config import (
     shown,
 )
 from controller.route import router_config
+from controller.router.config import StaticEndpoint
 from tests.certificates import certificate
 
 README = Path(__file__).parents[2] / "controller" / "README.md"
@@ -236,9 +237,22 @@ def test_endpoints():
     assert (found.id, found.url, found.models) == ("a", "http://10.0.0.7:8000", ("llama", "big"))
     # A query in the URL holds "=" too.
     assert endpoint("a=http://h/?x=1=m").url == "http://h/?x=1"
+    assert found.depth is None
+    assert endpoint("a=http://h:1=m,n;depth=32") == StaticEndpoint(
+        "a", "http://h:1", ("m", "n"), 32
+    )
+    for bad in ("0", "-1", "x", "", "1.5", "9" * 10):
+        with pytest.raises(ValueError, match="how many requests it gets at once"):
+            endpoint(f"a=http://h=m;depth={bad}")
     for bad in ("a", "a=b", "=http://h=m", "a=http://h=", "a=ftp://h=m"):
         with pytest.raises(ValueError, match="is not id=URL=model"):
             endpoint(bad)
+
+
+def test_a_fixed_replicas_depth_is_shared_by_the_workers(of, tmp_path):
+    found = of(f'endpoints = ["{ENDPOINT};depth=5", "b=http://h=m"]\nworkers = 2\n')
+    shared = router_config(found, tmp_path, 0, "name").endpoints
+    assert [fixed.depth for fixed in shared] == [3, None]
 
 
 def test_addresses():

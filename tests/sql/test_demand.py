@@ -7,6 +7,7 @@ import uuid
 import pytest
 from psycopg.types.json import Jsonb
 
+from sql import queries
 from tests.sql.fleet import refusal_of
 
 REPORT = "select llmgw_core.router_report_v2(%s, '[]', %s)"
@@ -187,3 +188,73 @@ def test_D26_models_that_do_little_but_take_turns_are_trouble(fleet):
         fleet.move(replica, "ready")
     (row,) = fleet.rows(turns)
     assert row["why"].startswith("4 of its replicas made room within 10 minutes, for a, b")
+
+
+def shares(fleet, *routers) -> list[int]:
+    """What each router sends the one replica at once."""
+    query = queries("router")["route_replicas"].replace("$1", "%s")
+    rows = [fleet.controller.execute(query, (name,)).fetchall() for name in routers]
+    return [row["share"] for (row,) in rows]
+
+
+def depth(fleet) -> tuple[int, str]:
+    (row,) = fleet.rows("select depth, depth_source from llmgw.replicas")
+    return row["depth"], row["depth_source"]
+
+
+def uses(fleet, name, replica, in_flight):
+    rows = Jsonb([{"replica_id": replica, "in_flight": in_flight}])
+    fleet.controller.execute("select llmgw_core.router_report_v1(%s, %s)", (name, rows))
+
+
+def served(fleet) -> int:
+    """A ready replica of the profile p."""
+    fleet.model("m")
+    replica = fleet.replica("m")
+    for state in ("starting", "ready"):
+        fleet.admin.execute("update llmgw_core.replica set state = %s", (state,))
+    fleet.admin.execute("update llmgw_core.replica set profile = 'p', endpoint = 'http://e:1'")
+    return replica
+
+
+def test_the_depth_of_a_replica_is_measured_or_the_setting_and_it_is_said_which(fleet):
+    served(fleet)
+    assert depth(fleet) == (1024, "default")
+    fleet.admin.execute("update llmgw_core.setting set value = 32 where name = 'depth'")
+    assert depth(fleet) == (32, "default")
+    put(fleet, profile="p", concurrency=12.7)
+    assert depth(fleet) == (12, "measured")
+    put(fleet, profile="p", concurrency=0.3, node_class="small")
+    assert depth(fleet) == (1, "measured")  # the weakest class, and never nothing
+
+
+def test_a_router_sends_what_the_others_leave_of_a_depth_and_never_less_than_its_part(fleet):
+    replica = served(fleet)
+    put(fleet, profile="p", concurrency=10)
+    one = router(fleet)
+    assert shares(fleet, one) == [10]
+    assert shares(fleet, uuid.uuid4()) == [10]  # it has not joined yet
+    two, three = router(fleet), router(fleet)
+    assert shares(fleet, one, two, three) == [10, 10, 10]  # nobody else sends anything
+    uses(fleet, one, replica, 10)
+    assert shares(fleet, one, two) == [10, 4]  # its part, though nothing is left
+    uses(fleet, one, replica, 4)
+    uses(fleet, two, replica, 3)
+    assert shares(fleet, one, two, three) == [7, 6, 4]
+    fleet.admin.execute(
+        "update llmgw_core.controller set seen_at = seen_at - interval '1 min' where id <> %s",
+        (three,),
+    )
+    assert shares(fleet, three) == [10]  # the others died; what they ran does not count
+
+
+def test_how_long_a_request_waited_is_kept(fleet):
+    row = {"id": str(uuid.uuid4()), "key_id": "k", "endpoint": "chat", "status": "ok"}
+    now = fleet.rows("select extract(epoch from clock_timestamp())::float as now")[0]["now"]
+    rows = [
+        {**row, "stream": False, "at": now, "queue_ms": 12.5},
+        {**row, "id": str(uuid.uuid4()), "stream": True, "at": now},
+    ]
+    fleet.controller.execute("select llmgw_core.usage_flush_v1(%s)", (Jsonb(rows),))
+    kept = fleet.rows("select queue_ms from llmgw_core.usage_event order by stream")
+    assert [row["queue_ms"] for row in kept] == [12.5, None]
