@@ -214,8 +214,8 @@ class UpstreamConnection(Connection):
     def _progress(self, head: Head | None, body: bytes) -> None:
         """What an engine says in comments of its stream is no progress: one whose model hangs
         can go on with those for ever."""
-        if body[:1] == b":" and self._watched and b"\ndata:" not in body:
-            return
+        if body[:1] == b":" and b"\ndata:" not in body and (self._watched or head is not None):
+            body = b""
         if not self._begun and (body or head is not None):
             self._begun = bool(body)
             self._expect()

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
+from functools import partial
+from itertools import permutations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
+from controller.router.config import Retries, Timeouts
 from tests.router.wire import until
+from tests.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
+    from controller.router.connection import Connection
     from tests.router.conftest import House
 
 
@@ -141,7 +147,7 @@ async def test_A04_nothing_stays_in_flight_after_a_storm(house: House, quick: An
     await until(house.idle)
     for wire in wires:
         wire.close()
-    pools = house.core.fleet.everyone()
+    pools = house.core.fleet.everyone()  # who closed without a byte is passed over for a second
     await until(lambda: all(pool.avoid_until <= time.monotonic() for pool in pools))
     before = [len(engine.chats()) for engine in house.engines]
     for _ in range(100):
@@ -157,11 +163,12 @@ async def test_A04_nothing_stays_in_flight_after_a_storm(house: House, quick: An
 async def test_H01_aborts_at_random_moments_poison_nothing(house: House) -> None:
     house.engine(delay=0.01)
     house.engine(first_delay=0.01)
-    await house.start()
+    house.engine(status=503, delay=0.005)  # so that some leave between two attempts
+    await house.start(retries=Retries(3, 1.0, 1000))
     random = Random(5)
 
     async def abort() -> None:
-        for _ in range(20):
+        for _ in range(100):
             wire = await house.wire()
             await wire.chat(stream=random.random() < 0.5)
             await trio.sleep(random.random() * 0.02)
@@ -173,9 +180,65 @@ async def test_H01_aborts_at_random_moments_poison_nothing(house: House) -> None
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(abort)
-    await until(lambda: house.core.stats.counts["accepted"] >= 400)
+    await until(lambda: house.core.stats.counts["accepted"] >= 2000, 20.0)
     await until(house.idle)
     for _ in range(20):
         assert (await house.ask()).status == 200
     assert house.idle()
     assert all(row["status"] in ("ok", "client_closed") for row in house.rows)
+
+
+async def test_H02_an_engine_that_stops_reading_holds_nobody(house: House) -> None:
+    engine = house.engine()
+    with TcpProxy(engine.port, mode="hold") as proxy:
+        await house.start(proxy.url, timeouts=Timeouts(drain_s=0.2))
+        wires = [await house.wire() for _ in range(2)]
+        for wire in wires:
+            await wire.chat(messages=[{"role": "user", "content": "x" * 16_000_000}])
+        pool = house.core.fleet.pools["e0"]
+        await until(lambda: pool.in_flight == 2)
+        assert all(up.pending > 1_000_000 for up in pool._open)  # the kernel takes no more
+        wires[0].close()
+        await until(lambda: pool.in_flight == 1, 1.0)
+        house.running.stop()
+        answer = await wires[1].answer()
+        assert (answer.status, answer.code) == (503, "shutting_down")
+        await until(house.idle, 1.0)
+        assert not pool._open
+
+
+def end(connection: Connection, error: OSError | None) -> None:
+    """As the reactor tells it: to an open socket only."""
+    if connection.fd >= 0:
+        connection._end(error)
+
+
+@pytest.mark.slow
+async def test_H08_what_comes_in_one_turn_ends_a_request_once(house: House) -> None:
+    """The engine resets, its time is over, it answers late and the client leaves, in any order
+    within one turn: one row each time, and nothing stays counted."""
+    house.engine(delay=30)
+    house.engine(first_delay=30)
+    await house.start(retries=Retries(1))
+    core, random = house.core, Random(3)
+    orders = list(permutations(("reset", "timeout", "leave")))
+    for number in range(1000):
+        wire = await house.wire()
+        await wire.chat(stream=random.random() < 0.5)
+        pools = core.fleet.pools.values()
+        await until(lambda pools=pools: sum(pool.in_flight for pool in pools) == 1)
+        client = next(c for c in core.clients if c._exchange is not None)
+        (up,) = [up for pool in pools for up in pool._open if up.owner is not None]
+        happen = {
+            "reset": partial(end, up, ConnectionResetError()),
+            "timeout": partial(up.expired, math.inf),
+            "leave": partial(end, client, None),
+        }
+        for word in orders[number % len(orders)]:
+            core.reactor.call_soon(happen[word])
+        await until(lambda number=number: len(core.usage) == number + 1)
+        wire.close()
+    await until(house.idle)
+    statuses = {row["http_status"] for row in house.rows}
+    assert statuses == {499, 502, 504}
+    assert len(house.rows) == 1000

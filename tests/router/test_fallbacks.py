@@ -1,0 +1,233 @@
+"""Models that answer instead of one that cannot: when, in which order, and how it is told."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.router.config import Retries, StaticEndpoint, StaticKey
+from controller.router.errors import ApiError
+from controller.router.fallbacks import NONE, WORDS, chain, chosen
+from controller.router.table import Model
+from tests.fake_engine import FakeEngine
+from tests.router.wire import Answer, until
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
+
+PLENTY = Retries(attempts=3, ratio=1.0, floor=1000)
+BUSY = {"status": 503}
+TOO_LONG = {"status": 400, "body": {"error": {"message": "prompt too long"}}}
+EXPLAIN = {"x_llmgw_explain": "1"}
+
+
+async def start(house: House, *behaviours: dict[str, Any] | None, **changes: Any) -> list[str]:
+    """One engine per model a, b, ..., each falling back to the next; None = nobody listens."""
+    names = ["a", "b", "c", "d"][: len(behaviours)]
+    urls = []
+    for how in behaviours:
+        if how is None:
+            with FakeEngine() as dead:
+                urls.append(dead.url)
+        else:
+            urls.append(house.engine(**how).url)
+    pairs = zip(names, urls, strict=True)
+    await house.start(
+        **{
+            "endpoints": tuple(StaticEndpoint(f"on-{n}", url, (n,)) for n, url in pairs),
+            "fallbacks": tuple((a, (b,)) for a, b in pairwise(names)),
+            "aliases": (("short", "a"),),
+            "retries": PLENTY,
+            **changes,
+        }
+    )
+    return names
+
+
+async def told(house: House, **fields: Any) -> Answer:
+    return await house.ask(**{"model": "a", "headers": EXPLAIN, **fields})
+
+
+def models(answer: Answer, *, stream: bool) -> set[str]:
+    documents = [orjson.loads(e) for e in answer.events[:-1]] if stream else [answer.json]
+    return {document["model"] for document in documents}
+
+
+# -- the chain -----------------------------------------------------------------------------------
+
+NAMES = st.sampled_from("abcdef")
+
+
+@given(st.dictionaries(NAMES, st.lists(NAMES, max_size=4)), NAMES)
+def test_C10_a_chain_has_each_model_once_and_ends(graph: dict[str, list[str]], start: str) -> None:
+    names = {name: Model(name, fallbacks=tuple(others)) for name, others in graph.items()}
+    order = list(chain(start, names))
+    assert len(order) == len(set(order))
+    assert start not in order
+    reached, edge = {start}, {start}
+    while edge:
+        edge = {o for n in edge for o in graph.get(n, []) if o in graph} - reached
+        reached |= edge
+    assert set(order) == reached - {start}
+
+
+def test_nearer_models_come_first() -> None:
+    graph = {"a": ("b", "c"), "b": ("a", "d"), "c": (), "d": ("b",)}
+    names = {name: Model(name, fallbacks=others) for name, others in graph.items()}
+    assert list(chain("a", names)) == ["b", "c", "d"]
+    assert list(chain("gone", names)) == []
+
+
+def test_the_header_says_when() -> None:
+    assert chosen(b"none") == NONE
+    assert chosen(b"Timeout, refusal") == {"timeout", "refusal"}
+    for bad in (b"", b"nobody", b"none,error", b"error,", b"\xff"):
+        error = chosen(bad)
+        assert isinstance(error, ApiError)
+        assert error.status == 400
+        assert all(word in error.message for word in WORDS)
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("how", "reason", "attempts"),
+    [
+        (BUSY, "unavailable", "2"),
+        ({"status": 500}, "error", "2"),
+        ({"close": "always"}, "error", "2"),
+        (None, "error", "3"),
+        ({"delay": 5}, "timeout", "2"),
+    ],
+)
+async def test_C10_plain_calls_and_streams_fall_back_alike(
+    house: House, quick: Any, how: dict[str, Any] | None, reason: str, attempts: str, stream: bool
+) -> None:
+    await start(house, how, {}, timeouts=quick)
+    answer = await told(house, model="short", stream=stream)
+    assert answer.status == 200
+    assert models(answer, stream=stream) == {"short"}  # as with any alias
+    assert answer.headers["x-llmgw-model"] == "b"
+    assert answer.headers["x-llmgw-replica"] == "on-b"
+    assert answer.headers["x-llmgw-fallback"] == f"b; on={reason}; by=settings"
+    assert int(answer.headers["x-llmgw-attempts"]) >= int(attempts)
+    assert answer.headers["x-llmgw-queue-ms"] == "0"
+    row = await house.row()
+    assert (row["model_asked"], row["model"], row["status"]) == ("short", "b", "ok")
+    assert house.core.snapshot()["fallbacks"] == [["a", "b", reason, 1]]
+    await until(house.idle)
+
+
+@pytest.mark.parametrize("how", [{"first_delay": 5}, {"error_first": {"error": {"code": 503}}}])
+async def test_C10_a_stream_without_a_token_falls_back(
+    house: House, quick: Any, how: dict[str, Any]
+) -> None:
+    await start(house, how, {}, timeouts=quick)
+    answer = await told(house, stream=True)
+    assert answer.headers["x-llmgw-model"] == "b"
+    assert models(answer, stream=True) == {"a"}
+    assert b"error" not in answer.body
+
+
+async def test_C10_a_model_without_a_replica_falls_back(house: House) -> None:
+    engine = house.engine()
+    await house.start(
+        endpoints=(StaticEndpoint("x", "http://no-such-host.invalid:1", ("a",)),
+                   StaticEndpoint("y", engine.url, ("b",))),
+        fallbacks=(("a", ("b",)),), retries=Retries(1, 0.0, 0),
+    )  # fmt: skip
+    answer = await told(house)
+    assert answer.headers["x-llmgw-fallback"] == "b; on=unavailable; by=settings"
+    assert answer.headers["x-llmgw-attempts"] == "1"
+
+
+async def test_chains_end_and_the_last_answer_is_told(house: House) -> None:
+    await start(
+        house, BUSY, BUSY, {"status": 503, "body": {"last": True}},
+        fallbacks=(("a", ("b",)), ("b", ("a", "c")), ("c", ("a",))),
+    )  # fmt: skip
+    answer = await told(house)
+    assert (answer.status, answer.json) == (503, {"last": True})
+    assert [len(engine.chats()) for engine in house.engines] == [1, 1, 1]
+    row = await house.row()
+    assert (row["model"], row["attempts"], row["status"]) == ("c", 3, "error")
+    await until(house.idle)
+
+
+@pytest.mark.parametrize(
+    ("header", "settings", "falls"),
+    [
+        (None, (), False), ("refusal", (), True), ("none", ("refusal",), False),
+        (None, ("refusal",), True), ("error,timeout", ("refusal",), False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+async def test_C10_refusals_fall_back_where_the_request_or_the_settings_say_so(
+    house: House, header: str | None, settings: tuple[str, ...], falls: bool, stream: bool
+) -> None:
+    await start(house, TOO_LONG, {}, fallback_on=frozenset(settings))
+    headers = EXPLAIN if header is None else {**EXPLAIN, "x_llmgw_fallback": header}
+    answer = await told(house, headers=headers, stream=stream)
+    assert answer.status == (200 if falls else 400)
+    if falls:
+        level = "settings" if header is None else "request"
+        assert answer.headers["x-llmgw-fallback"] == f"b; on=refusal; by={level}"
+    else:
+        assert answer.json == TOO_LONG["body"]
+        assert "x-llmgw-fallback" not in answer.headers
+    sent = house.engines[0].chats()[0].headers
+    assert not [name for name in sent if name.startswith("x-llmgw")]
+
+
+async def test_a_request_may_forbid_it(house: House) -> None:
+    await start(house, BUSY, {})
+    answer = await told(house, headers={"x_llmgw_fallback": "none"})
+    assert answer.status == 503
+    bad = await told(house, headers={"x_llmgw_fallback": "maybe"})
+    assert (bad.status, bad.code) == (400, "invalid_fallback")
+    await until(house.idle)
+
+
+async def test_a_key_for_the_model_is_served_by_its_fallback_and_by_nothing_else(
+    house: House,
+) -> None:
+    await start(house, BUSY, {}, keys=(StaticKey("only-a", "sk-a", ("a",)),))
+    assert (await told(house, headers={"key": "sk-a"})).status == 200
+    assert (await told(house, model="b", headers={"key": "sk-a"})).status == 404
+
+
+async def test_the_budget_bounds_fallbacks_too(house: House) -> None:
+    await start(house, BUSY, {}, retries=Retries(3, 0.0, 1))
+    assert (await told(house)).status == 200
+    refused = await told(house)
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert house.core.stats.retries_refused == {"fallback": 1}
+
+
+async def test_explanations_are_for_who_asks(house: House) -> None:
+    await start(house, {}, {})
+    assert not [n for n in (await house.ask(model="a")).headers if n.startswith("x-llmgw")]
+    plain = await told(house)
+    assert plain.headers["x-llmgw-replica"] == "on-a"
+    assert plain.headers["x-llmgw-attempts"] == "1"
+    assert "x-llmgw-fallback" not in plain.headers
+    alone = {**EXPLAIN, "x_fake": '{"die_at": 0}', "x_llmgw_fallback": "none"}
+    lost = await told(house, headers=alone)
+    assert (lost.status, lost.headers["x-llmgw-replica"]) == (502, "on-a")
+
+
+async def test_a_running_request_counts_for_the_model_that_serves_it(house: House) -> None:
+    await start(house, BUSY, {"delay": 5})
+    wire = await house.wire()
+    await wire.chat(model="a")
+    await until(house.engines[1].chats)
+    assert sorted(house.core.snapshot()["in_flight"]) == [["a", 0], ["b", 1]]
+    wire.close()
+    await until(house.idle)

@@ -1,0 +1,301 @@
+"""Deadlines of an engine, each by its own setting, and comments while it is silent."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import openai
+import pytest
+import trio
+
+from controller.router.config import Retries, Timeouts
+from tests.router.wire import until
+from tests.tcp_proxy import TcpProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.router.conftest import House
+
+LONG = Timeouts(
+    connect_s=20, headers_s=20, first_token_s=20, idle_s=20, total_s=20, comment_s=float("inf")
+)
+
+
+class Deaf:
+    """A port that accepts no more: its backlog is full, so that SYNs are dropped."""
+
+    def __enter__(self) -> Self:
+        self._sockets = [socket.socket() for _ in range(4)]
+        listener, *fillers = self._sockets
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+class Doorman:
+    """Accepts and closes at once, by FIN or by RST, without reading a byte."""
+
+    def __init__(self, *, rst: bool) -> None:
+        self._rst = rst
+
+    def __enter__(self) -> Self:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._close_all, daemon=True)
+        self._thread.start()
+        return self
+
+    def _close_all(self) -> None:
+        while True:
+            try:
+                sock = self._listener.accept()[0]
+            except OSError:
+                return
+            if self._rst:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            sock.close()
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(5)
+        self._listener.close()
+
+
+# -- each its own setting ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "how", "stream", "cause"),
+    [
+        ("headers_s", {"delay": 30}, False, "headers_timeout"),
+        ("headers_s", {"delay": 30}, True, "headers_timeout"),
+        ("first_token_s", {"first_delay": 30}, True, "first_token_timeout"),
+        ("total_s", {"delay": 30}, False, "total_timeout"),
+        ("total_s", {"first_delay": 30}, True, "total_timeout"),
+        ("idle_s", {"first_delay": 30}, False, "idle_timeout"),
+    ],
+)
+async def test_a_timeout_before_a_byte_is_a_504(
+    house: House, setting: str, how: dict[str, Any], stream: bool, cause: str
+) -> None:
+    house.engine(**how)
+    house.engine(**how)
+    await house.start(timeouts=replace(LONG, **{setting: 0.3}))
+    began = time.monotonic()
+    answer = await house.ask(stream=stream)
+    assert 0.3 <= time.monotonic() - began < 5
+    assert (answer.status, answer.code) == (504, "upstream_timeout")
+    assert cause.replace("_", " ") in answer.json["error"]["message"]
+    assert [c for (_, c) in house.core.stats.upstream_failures] == [cause]
+    assert sum(len(engine.chats()) for engine in house.engines) == 1  # it may be at work
+    await until(house.idle)
+
+
+@pytest.mark.parametrize(
+    ("setting", "cause"), [("idle_s", "idle_timeout"), ("total_s", "total_timeout")]
+)
+async def test_a_timeout_between_tokens_is_an_event(house: House, setting: str, cause: str) -> None:
+    house.engine(tokens=3, gap=30)
+    await house.start(timeouts=replace(LONG, **{setting: 0.3}))
+    wire = await house.wire()
+    await wire.chat(stream=True)
+    answer = await wire.answer()
+    assert answer.status == 200
+    token, error, done = answer.events
+    assert "tok0" in token
+    assert json.loads(error)["error"]["code"] == "upstream_timeout"
+    assert cause.replace("_", " ") in json.loads(error)["error"]["message"]
+    assert done == "[DONE]"
+    assert await wire.closed()
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("partial", "upstream_timeout")
+
+
+async def test_nobody_who_accepts_is_a_502_after_the_connect_timeout(house: House) -> None:
+    with Deaf() as deaf:
+        await house.start(deaf.url, timeouts=replace(LONG, connect_s=0.3))
+        began = time.monotonic()
+        answer = await house.ask()
+        assert 0.3 <= time.monotonic() - began < 5
+        assert (answer.status, answer.code) == (502, "upstream_failed")
+        assert house.core.stats.upstream_failures == {("e0", "connect_timeout"): 1}
+
+
+async def test_the_time_to_connect_and_the_first_token_do_not_count_between_tokens(
+    house: House,
+) -> None:
+    house.engine(delay=0.5, first_delay=0.5, tokens=3, gap=0.5)
+    await house.start(timeouts=replace(LONG, connect_s=0.3, idle_s=0.9))
+    answer = await house.ask(stream=True)
+    assert answer.events[-1] == "[DONE]"
+    assert (await house.row())["status"] == "ok"
+
+
+async def test_C14_pings_of_an_engine_are_no_progress(house: House) -> None:
+    async def pings(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(65536)
+            await stream.send_all(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+                b"transfer-encoding: chunked\r\n\r\n"
+            )
+            try:
+                while True:
+                    await stream.send_all(b"9\r\n: ping\n\n\n\r\n")
+                    await trio.sleep(0.05)
+            except trio.BrokenResourceError:
+                return
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, pings, 0)
+        port = listeners[0].socket.getsockname()[1]
+        await house.start(f"http://127.0.0.1:{port}", timeouts=replace(LONG, first_token_s=0.4))
+        answer = await house.ask(stream=True)
+        assert json.loads(answer.events[0])["error"]["code"] == "upstream_timeout"
+        assert list(house.core.stats.upstream_failures) == [("e0", "first_token_timeout")]
+        nursery.cancel_scope.cancel()
+    await until(house.idle)
+
+
+# -- silent streams (A35) ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chatty() -> Iterator[Timeouts]:
+    return replace(LONG, comment_s=0.15)
+
+
+@pytest.mark.parametrize("how", [{"first_delay": 1}, {"gap": 0.7, "tokens": 2}])
+async def test_A35_a_silent_stream_gets_comments(
+    house: House, chatty: Timeouts, how: dict[str, Any]
+) -> None:
+    house.engine(**how)
+    await house.start(timeouts=chatty)
+    answer = await house.ask(stream=True)
+    assert answer.status == 200
+    assert answer.body.count(b": keep-alive\n\n") >= 3
+    plain = answer.body.replace(b": keep-alive\n\n", b"")
+    assert plain.startswith(b"data: ")
+    assert answer.events[-1] == "[DONE]"
+    row = await house.row()
+    assert row["status"] == "ok"
+    assert row["ttft_ms"] > (900 if "first_delay" in how else 0)  # a comment is no token
+
+
+@pytest.mark.parametrize(("how", "stream"), [({"delay": 0.7}, True), ({"first_delay": 0.7}, False)])
+async def test_A35_no_comment_before_the_status_or_in_a_plain_answer(
+    house: House, chatty: Timeouts, how: dict[str, Any], stream: bool
+) -> None:
+    house.engine(**how)
+    await house.start(timeouts=chatty)
+    wire = await house.wire()
+    await wire.chat(stream=stream)
+    answer = await wire.answer()
+    assert answer.status == 200
+    assert b"keep-alive" not in answer.body
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ({"error_first": {"error": {"message": "late", "code": 503}}}, 503),
+        ({"die_at": 0, "die": "rst"}, "upstream_failed"),
+    ],
+)
+async def test_A35_what_fails_after_a_comment_is_an_event_and_not_repeated(
+    house: House, chatty: Timeouts, how: dict[str, Any], code: Any
+) -> None:
+    house.engine(first_delay=0.5, **how)
+    house.engine(first_delay=0.5, **how)
+    await house.start(timeouts=chatty)
+    answer = await house.ask(stream=True)
+    assert answer.status == 200
+    assert b": keep-alive\n\n" in answer.body
+    error, done = answer.events
+    assert (json.loads(error)["error"]["code"], done) == (code, "[DONE]")
+    assert sum(len(engine.chats()) for engine in house.engines) == 1
+    assert (await house.row())["status"] in ("partial", "error")
+    await until(house.idle)
+
+
+async def test_A35_a_proxy_that_cuts_silence_and_the_sdk(house: House) -> None:
+    house.engine(first_delay=1.5)
+    await house.start(timeouts=replace(LONG, comment_s=0.2))
+
+    def read() -> str:
+        url = f"http://127.0.0.1:{house.port}/v1"
+        timeout = openai.Timeout(10, read=0.6)  # the client cuts what is silent for so long
+        with openai.OpenAI(base_url=url, api_key="sk-test", max_retries=0, timeout=timeout) as ai:
+            stream = ai.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "x"}], stream=True
+            )
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    assert await trio.to_thread.run_sync(read) == "tok0 tok1 tok2 "
+
+
+async def test_A02_leaving_after_a_comment_cancels_the_engine(
+    house: House, chatty: Timeouts
+) -> None:
+    engine = house.engine(first_delay=20)
+    await house.start(timeouts=chatty)
+    wire = await house.wire()
+    await wire.chat(stream=True)
+    await wire.until(b": keep-alive")
+    wire.close()
+    await until(lambda: engine.chats()[0].closed, 1.0)
+    assert (await house.row())["status"] == "client_closed"
+    await until(house.idle)
+
+
+# -- engines that vanish (C16) -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["syn", "rst", "fin", "refused"])
+async def test_C16_a_request_for_an_engine_that_is_gone_is_picked_again(
+    house: House, how: str
+) -> None:
+    engine = house.engine()
+    gone: Any = {"syn": Deaf(), "rst": Doorman(rst=True), "fin": Doorman(rst=False)}.get(
+        how, TcpProxy(1)
+    )
+    with gone as place:
+        url = place.url
+        if how == "refused":
+            place.__exit__()
+        await house.start(
+            url, engine.url, timeouts=replace(Timeouts(), connect_s=0.2),
+            retries=Retries(3, 1.0, 1000),
+        )  # fmt: skip
+        pools = house.core.fleet.pools
+        slowest = 0.0
+        for _ in range(100):
+            pools["e0"].avoid_until = 0.0  # it looks as good as ever
+            began = time.monotonic()
+            assert (await house.ask()).status == 200
+            slowest = max(slowest, time.monotonic() - began)
+    assert slowest < 5  # a hang would be 600 s
+    failures = sum(house.core.stats.upstream_failures.values())
+    assert failures > 20
+    assert {row["status"] for row in house.rows} == {"ok"}
+    assert sum(row["attempts"] for row in house.rows) == 100 + failures
+    await until(house.idle)
+
+
+async def test_C16_the_default_connect_timeout_is_a_second() -> None:
+    assert Timeouts().connect_s == 1.0
