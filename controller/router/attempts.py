@@ -265,7 +265,7 @@ class Attempts(Timed):
 
     def _may_queue(self) -> bool:
         """Whether replicas that were not tried are ready: then they are only full."""
-        return self._core.fleet.serves(self.serving, self._tried)
+        return self._pinned is None and self._core.fleet.serves(self.serving, self._tried)
 
     def _queue(self) -> bool:
         """Wait for one of them; False when the queue does not take it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from controller.router.config import RouterConfig, Timeouts
+from controller.router.config import Retries, RouterConfig, Timeouts
 from controller.router.server import run_router
 from controller.router.stored import Owner, Stored, response_id
 from sql import queries
@@ -130,6 +130,20 @@ async def test_A29_without_a_database_one_process_knows_its_own(house: House) ->
     unknown = await respond(wire, key="sk-test", previous_response_id="resp_nowhere")
     assert unknown.status == 404
     assert "resp_nowhere" in unknown.json["error"]["message"]
+
+
+async def test_A29_a_busy_replica_is_asked_once_for_a_chain_that_only_it_holds(
+    house: House,
+) -> None:
+    for _ in range(2):
+        house.engine(stateful=True)
+    await house.start(retries=Retries(3, 1.0, 100), fallbacks=(("m", ("other",)),))
+    wire = await house.wire()
+    last = identity(await respond(wire, key="sk-test"))
+    busy = {"previous_response_id": last, "fake": {"status": 503}}
+    answer = await respond(wire, key="sk-test", **busy)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert sum(len(engine.chats()) for engine in house.engines) == 2
 
 
 async def test_A29_a_lookup_that_fails_is_told(
