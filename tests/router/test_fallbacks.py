@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.metrics.router import families
 from controller.router.config import Retries, StaticEndpoint, StaticKey
 from controller.router.errors import ApiError
 from controller.router.fallbacks import NONE, WORDS, chain, chosen
@@ -121,7 +122,10 @@ async def test_C10_plain_calls_and_streams_fall_back_alike(
     assert answer.headers["x-llmgw-queue-ms"] == "0"
     row = await house.row()
     assert (row["model_asked"], row["model"], row["status"]) == ("short", "b", "ok")
-    assert house.core.snapshot()["fallbacks"] == [["a", "b", reason, 1]]
+    (family,) = [f for f in families([house.core.snapshot()]) if f.name == "llmgw_fallbacks"]
+    (sample,) = family.samples
+    assert sample.labels == {"model": "a", "fallback": "b", "reason": reason}
+    assert sample.value == 1
     await until(house.idle)
 
 

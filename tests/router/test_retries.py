@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from controller.metrics.router import families
 from controller.router.budget import SPAN_S, RetryBudget
 from controller.router.config import Retries
 from controller.router.upstream import Cause
@@ -199,7 +200,15 @@ async def test_C05_retries_stay_a_fraction_while_everything_fails(
     assert 500 < hits(house) <= 500 * 1.1 + 3
     refused = house.core.stats.retries_refused
     assert sum(refused.values()) > 100, refused
-    assert sum(n for *_, n in house.core.snapshot()["retries_refused"]) == sum(refused.values())
+    page = {
+        (family.name, *sample.labels.values()): sample.value
+        for family in families([house.core.snapshot()])
+        for sample in family.samples
+    }
+    for reason, number in refused.items():
+        assert page["llmgw_upstream_retries_refused", reason] == number
+    for reason, number in house.core.stats.retries.items():
+        assert page["llmgw_upstream_retries", reason] == number
 
 
 @pytest.mark.slow

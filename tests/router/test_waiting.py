@@ -13,13 +13,14 @@ from controller.router.config import Limits, RouterConfig, Timeouts
 from controller.router.http1 import Request
 from controller.router.server import run_router
 from controller.router.waiters import patience
+from tests.fake_engine import FakeEngine
 from tests.router.test_server import QUERIES, Shelf
 from tests.router.wire import Answer, Wire, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.fake_engine import FakeEngine
+FULL = {"error": {"message": "full", "code": 503}}
 
 
 class House:
@@ -371,3 +372,47 @@ async def test_the_end_of_the_router_is_told_to_who_waits(house: House) -> None:
     house.running.stop()
     answer = await wire.answer()
     assert (answer.status, answer.code) == (503, "shutting_down")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_C10_who_waited_in_vain_is_served_by_a_fallback(house: House, stream: bool) -> None:
+    house.shelf.models[0]["fallbacks"] = ["always"]
+    house.shelf.replicas = [{**house.replicas[0], "model": "always"}]
+    await house.start()
+    headers = {"x_llmgw_wait": "0.2", "x_llmgw_explain": "1"}
+    (answer,) = await answers(await house.ask(headers=headers, stream=stream))
+    assert answer.status == 200
+    assert answer.headers["x-llmgw-fallback"] == "always; on=unavailable; by=settings"
+    assert answer.headers["x-llmgw-attempts"] == "1"
+    assert int(answer.headers["x-llmgw-queue-ms"]) >= 190
+    assert house.told()[-1][0]["model"] == "m"  # it is wanted all the same
+    stats = house.running.core.stats
+    assert stats.retries_refused == {}
+    assert [stats.models[name].in_flight for name in ("m", "always")] == [0, 0]
+
+
+async def test_a_stream_that_was_told_to_wait_goes_past_a_busy_replica(house: House) -> None:
+    with FakeEngine({"status": 503}) as busy, FakeEngine({"error_first": FULL}) as full:
+        rows = [{**house.replicas[0], "replica_id": n, "endpoint": e.url}
+                for n, e in enumerate((busy, full), 7)]  # fmt: skip
+        house.replicas = [*house.replicas, rows[0]]
+        await house.start(comment_s=0.1)
+        while not busy.chats():  # one of two by chance
+            house.shelf.replicas = []
+            house.hint("")
+            await until(lambda: not house.running.core.fleet.serves("m"))
+            wire = await house.ask(stream=True)
+            await wire.until(b": waiting for model m")
+            house.ready()
+            answer = (await wire.until(b"0\r\n\r\n")).decode()
+            assert "error" not in answer
+            assert "[DONE]" in answer
+        house.shelf.replicas = []
+        house.hint("")
+        await until(lambda: not house.running.core.fleet.serves("m"))
+        wire = await house.ask(stream=True)
+        await wire.until(b": waiting for model m")
+        house.replicas = [rows[1]]
+        house.ready()
+        answer = (await wire.until(b"0\r\n\r\n")).decode()
+        assert answer.count('"error"') == 1  # the client has its head: the event is passed on
