@@ -26,6 +26,7 @@ COUNTERS = {
     "requests": ("requests", "client requests that are over", ["model", "endpoint", "status"]),
     "outcomes": ("request_outcomes", "ok, error, client_closed or partial", ["model", "outcome"]),
     "tokens": ("tokens", "tokens in, out and cached", ["model", "direction"]),
+    "estimated": ("usage_estimated", "requests whose tokens are partly estimated", ["model"]),
     "refusals": ("refusals", "requests refused by the router", ["reason"]),
     "admissions": ("admissions", "requests sent: at_once, or queued before", ["model", "how"]),
     "retries": ("upstream_retries", "attempts made again", ["reason"]),

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import orjson
 import trio
 
+from controller.router import bill, errors, explain, fallbacks, local
 from controller.router import body as request_body
-from controller.router import errors, explain, fallbacks, local
 from controller.router.attempts import Attempts
 from controller.router.checking import admit, aim, read_body
 from controller.router.cors import answer_headers
@@ -335,7 +335,7 @@ class Exchange:
             self.refuse(relay.refusal)
         elif out is None:
             self.client.reset()  # only an abort tells that the body is short (case H14)
-            self._settle(relay.outcome, relay.status, relay.code, UNKNOWN)
+            self._settle(relay.outcome, relay.status, relay.code, self._used(relay))
             self.client.finished(close=True)
         else:
             self.client.send(out)
@@ -346,7 +346,7 @@ class Exchange:
         attempts = self.attempts
         if relay.code == ERROR_EVENT and attempts is not None and attempts.target is not None:
             attempts.target.pool.answered(500)
-        self._settle(relay.outcome, relay.status, relay.code, relay.tokens())
+        self._settle(relay.outcome, relay.status, relay.code, self._used(relay))
         in_order = relay.outcome != "partial" or relay.code == "engine_aborted"
         framed = self.request.version == "1.1"
         self.client.finished(close=self._closes or not in_order or not framed)
@@ -360,13 +360,23 @@ class Exchange:
         """The client is gone: the engine learns it now, whatever it was doing."""
         if self._state is State.SETTLED:
             return
+        reached = self.attempts is not None and self.attempts.up is not None
         self._drop_upstream()
         relay = self.delivery.relay
         if relay is not None and self.delivery.delivered:
-            self._settle(relay.outcome, relay.status, relay.code, relay.tokens())
+            self._settle(relay.outcome, relay.status, relay.code, self._used(relay))
         else:
-            tokens = relay.tokens() if relay is not None else UNKNOWN
+            tokens = UNKNOWN
+            if relay is not None:
+                tokens = self._used(relay)
+            elif self.route is not None:
+                tokens = bill.unanswered(self.route, self.asked, reached=reached)
             self._settle("client_closed", CLIENT_CLOSED, code, tokens)
+
+    def _used(self, relay: PlainRelay | StreamRelay) -> Tokens:
+        assert self.route is not None
+        assert self.asked is not None
+        return bill.used(self.route, self.asked, relay)
 
     def cut(self, error: ApiError) -> None:
         """End this request now because the process ends; the client is told as well as can be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from controller.router.bill import plain_tokens
 from controller.router.errors import ApiError, upstream_failed
 from controller.router.relay import Head, Relay, StreamRelay, Wish
 from controller.router.sse import restore_model
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 class PlainRelay(Relay):
     """An answer that is not an event stream: bytes through, usage found as they pass."""
 
-    __slots__ = ("_finder", "_held", "_held_bytes", "_limit", "_raw_head")
+    __slots__ = ("_bytes", "_finder", "_held", "_held_bytes", "_limit", "_raw_head")
 
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, head.length)
         self._finder = UsageFinder() if _is_json(head) and not head.coding else None
         self._limit = limits.rewrite_bytes
         self._raw_head = head
+        self._bytes = 0
         self._held: list[bytes] | None = None
         self._held_bytes = 0
         if wish.restore is not None and self._finder:
@@ -31,6 +33,7 @@ class PlainRelay(Relay):
             self._give_up("error", f"upstream_{head.status}")
 
     def feed(self, data: bytes) -> bytes:
+        self._bytes += len(data)
         if self._finder is not None:
             self._finder.feed(data)
         if self._held is None:
@@ -60,7 +63,12 @@ class PlainRelay(Relay):
         return None
 
     def tokens(self) -> Tokens:
+        """What the engine told of its tokens; a failure is not billed."""
         return self._finder.tokens() if self._finder and self.status < 400 else UNKNOWN
+
+    def made(self) -> int | None:
+        """Tokens that passed by, about; None before the first byte."""
+        return plain_tokens(self._bytes) if self._bytes else None
 
     def answered(self) -> bool:
         """Whether the client has all it needs although the engine has not finished."""

@@ -160,9 +160,8 @@ class StreamRelay(Relay):
         return self._frame(self.scanner.failure(error)) + self._last()
 
     def tokens(self) -> Tokens:
-        if self.scanner.error is not None:
-            return UNKNOWN  # a failure is not billed
-        return self.scanner.tokens()
+        """What the engine told of its tokens; a failure that it told of is not billed."""
+        return UNKNOWN if self.scanner.error is not None else self.scanner.tokens()
 
     def made(self) -> int:
         """Tokens that passed by, about."""

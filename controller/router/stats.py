@@ -49,13 +49,14 @@ class ModelStats:
     """Everything counted for one model; "" stands for requests refused before it was known."""
 
     __slots__ = (
-        "at_once", "cached", "endpoints", "in_flight", "outcomes", "queue_wait", "tokens_in",
-        "tokens_out", "ttft",
+        "at_once", "cached", "endpoints", "estimated", "in_flight", "outcomes", "queue_wait",
+        "tokens_in", "tokens_out", "ttft",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.tokens_in = self.tokens_out = self.cached = 0
+        self.estimated = 0  # requests whose engine did not tell all its tokens
         self.outcomes: dict[str, int] = {}  # ok, error, client_closed, partial
         self.endpoints: dict[str, EndpointStats] = {}
         self.ttft = Histogram()
@@ -75,6 +76,7 @@ class ModelStats:
         self.tokens_in += tokens.prompt or 0
         self.tokens_out += tokens.completion or 0
         self.cached += tokens.cached or 0
+        self.estimated += tokens.estimated
 
 
 class Stats:
@@ -148,6 +150,7 @@ class Stats:
                 for word, n in (("in", of.tokens_in), ("out", of.tokens_out), ("cached", of.cached))
                 if n
             ],
+            "estimated": [[m, of.estimated] for m, of in models if of.estimated],
             "in_flight": [[m, of.in_flight] for m, of in models if m],
             "refusals": [[code, n] for code, n in self.refusals.items()],
             "retries": [[reason, n] for reason, n in self.retries.items()],

@@ -42,7 +42,8 @@ class UsageRow(NamedTuple):
         row = {
             "id": f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}",
             "key_id": self.key_id,
-            "model_asked": self.model_asked,
+            # Postgres keeps no NUL in a text: one such name would stop every row behind it.
+            "model_asked": self.model_asked and self.model_asked.replace("\0", "\ufffd"),
             "model": self.model,
             "replica_id": self.replica_id,
             "endpoint": self.endpoint,
@@ -52,6 +53,8 @@ class UsageRow(NamedTuple):
             "prompt_tokens": self.tokens.prompt,
             "completion_tokens": self.tokens.completion,
             "cached_tokens": self.tokens.cached,
+            "reasoning_tokens": self.tokens.reasoning,
+            "estimated": self.tokens.estimated or None,
             "ttft_ms": None if self.ttft_s is None else round(self.ttft_s * 1000, 3),
             "total_ms": round(self.total_s * 1000, 3),
             "attempts": self.attempts,

@@ -40,17 +40,19 @@ begin
         into first_day, last_day
         from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = 'llmgw_core.usage_event'::regclass;
     insert into llmgw_core.usage_event (id, at, key_id, model_asked, model, replica_id, endpoint, status, http_status, error_code,
-            stream, prompt_tokens, cached_tokens, completion_tokens, ttft_ms, total_ms, attempts, request_id, queue_ms)
+            stream, prompt_tokens, cached_tokens, completion_tokens, ttft_ms, total_ms, attempts, request_id, queue_ms,
+            reasoning_tokens, estimated)
         -- A time without a partition is a router's fault, not a reason to lose the row. Never the present time
         -- instead: a batch that comes again must find its own rows.
         select r.id, case when to_timestamp(r.at) < first_day then first_day when to_timestamp(r.at) >= last_day
                 then date_trunc('day', clock_timestamp()) else to_timestamp(r.at) end,
             r.key_id, r.model_asked, r.model, r.replica_id, r.endpoint, r.status, r.http_status, r.error_code, r.stream,
-            r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.ttft_ms, r.total_ms, coalesce(r.attempts, 0), r.request_id, r.queue_ms
+            r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.ttft_ms, r.total_ms, coalesce(r.attempts, 0), r.request_id, r.queue_ms,
+            r.reasoning_tokens, coalesce(r.estimated, false)
         from jsonb_to_recordset(p_rows) as r (id uuid, at double precision, key_id text, model_asked text, model text, replica_id bigint,
             endpoint text, status text, http_status int, error_code text, stream boolean, prompt_tokens bigint, cached_tokens bigint,
             completion_tokens bigint, ttft_ms double precision, total_ms double precision, attempts int, request_id text,
-            queue_ms double precision)
+            queue_ms double precision, reasoning_tokens bigint, estimated boolean)
         on conflict do nothing;
     get diagnostics written = row_count;
     return written;

@@ -31,11 +31,13 @@ create table llmgw_core.usage_event (
     total_ms double precision check (total_ms >= 0),
     attempts int not null default 0,
     request_id text,
-    queue_ms double precision check (queue_ms >= 0),
+    reasoning_tokens bigint,
+    estimated boolean not null default false,
+    queue_ms double precision,
     primary key (at, id)
 ) partition by range (at);
 create index usage_event_key on llmgw_core.usage_event (key_id, at desc);
-comment on table llmgw_core.usage_event is 'One row per client request; tokens are null when nothing said them. queue_ms is how long it waited in the router for its model to start or for a place at a replica, null when it was refused before. Daily partitions.';
+comment on table llmgw_core.usage_event is 'One row per client request; tokens are null when nothing is known of them, estimated when the engine did not tell them all. queue_ms is how long it waited in the router for its model to start or for a place at a replica, null when it was refused before. Daily partitions.';
 
 create table llmgw_core.stored_response (
     id text primary key check (length(id) between 1 and 256),

@@ -220,7 +220,7 @@ def told(models=("m",)) -> Stats:
         entry.ttft.observe(0.1)
         entry.queue_wait.observe(1.5)
         entry.at_once = 1
-        entry.tokens_in, entry.tokens_out = 7, 3
+        entry.tokens_in, entry.tokens_out, entry.estimated = 7, 3, 2
     stats.refuse("unknown_model")
     stats.retry("connect")
     stats.fail_upstream("5", "reset")
@@ -238,6 +238,7 @@ def test_workers_are_summed_and_histograms_merge():
     ok = (("endpoint", "chat"), ("model", "m"), ("status", "200"))
     assert found["llmgw_requests_total", ok] == 2
     assert found["llmgw_tokens_total", (("direction", "in"), ("model", "m"))] == 14
+    assert found["llmgw_usage_estimated_total", (("model", "m"),)] == 4
     assert found["llmgw_cancellations_total", (("model", "m"),)] == 2
     assert found["llmgw_replica_in_flight", (("replica", "5"),)] == 4
     assert found["llmgw_queue_depth", (("model", "m"),)] == 4

@@ -69,6 +69,8 @@ async def test_requests_are_routed_and_recorded_by_the_database(
     for stream in (False, True):
         await wire.post("/v1/chat/completions", {"model": "m", "stream": stream}, key="sk-db")
         assert (await wire.answer()).status == 200
+    await wire.post("/v1/chat/completions", {"model": "m\0?"}, key="sk-db")  # no text to Postgres
+    assert (await wire.answer()).status == 404
     models = await wire.get("/v1/models", key="sk-db")
     assert models.json["data"][0]["created"] > 1_600_000_000
     await until(lambda: not len(running.core.usage))
@@ -76,7 +78,7 @@ async def test_requests_are_routed_and_recorded_by_the_database(
         database,
         "select key_id, model, replica_id, endpoint, status, http_status, stream, prompt_tokens,"
         " completion_tokens, attempts, abs(extract(epoch from clock_timestamp() - at)) < 30"
-        " from llmgw_core.usage_event order by stream",
+        " from llmgw_core.usage_event where model_asked = 'm' order by stream",
     )
     expected = ("abcdef", "m", replica, "chat.completions", "ok", 200)
     assert rows == [(*expected, False, 7, 3, 1, True), (*expected, True, 7, 3, 1, True)]

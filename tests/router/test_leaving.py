@@ -39,7 +39,9 @@ async def leave_and_look(house: House, how: dict[str, Any], *, stream: bool, fir
     row = await house.row()
     assert row["status"] == "client_closed"
     assert row["http_status"] == 499
-    assert "completion_tokens" not in row
+    assert row["estimated"]  # B11: the engine had begun
+    assert 10 < row["prompt_tokens"] < 100
+    assert row.get("completion_tokens") == (0 if stream else None)
     assert house.core.snapshot()["cancellations"] == [["m", 1]]
 
 

@@ -99,15 +99,18 @@ async def test_a_plain_answer_is_untouched_and_counted(house: House) -> None:
     assert row["key_id"] == "k"
 
 
-async def test_unknown_usage_is_absent_not_zero(house: House) -> None:
-    house.engine(usage=False)
+async def test_B07_what_no_engine_tells_is_estimated_and_says_so(house: House) -> None:
+    house.engine(usage=False, tokens=400, text="word")
     await house.start()
+    sent = len(json.dumps(chat_body()))
     await house.ask()
     await house.ask(stream=True)
-    for row in house.rows:
-        assert row["status"] == "ok"
-        assert "prompt_tokens" not in row
-        assert "completion_tokens" not in row
+    plain, streamed = house.rows
+    for row in (plain, streamed):
+        assert (row["status"], row["estimated"]) == ("ok", True)
+        assert 350 <= row["completion_tokens"] <= 400
+        assert sent // 4 <= row["prompt_tokens"] <= sent // 4 + 10
+    assert house.core.snapshot()["estimated"] == [["m", 2]]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -199,6 +199,15 @@ def test_unknown_token_counts_stay_null(fleet):
     assert shown == [{"prompt_tokens": 0, "completion_tokens": None, "cached_tokens": None}]
 
 
+def test_estimates_and_thoughts_are_kept_and_absent_ones_are_not_estimates(fleet):
+    first, second = (f"00000000-0000-0000-0000-00000000000{n}" for n in (1, 2))
+    flush(fleet, usage_row(first), usage_row(second, reasoning_tokens=7, estimated=True))
+    shown = fleet.rows(
+        "select reasoning_tokens as n, estimated from llmgw.usage_recent order by id"
+    )
+    assert shown == [{"n": None, "estimated": False}, {"n": 7, "estimated": True}]
+
+
 def test_uses_of_replicas_that_are_gone_are_skipped(fleet):
     rows = Jsonb([{"replica_id": 999, "in_flight": 1, "last_used_age_ms": 1}])
     fleet.controller.execute("select llmgw_core.router_report_v1(gen_random_uuid(), %s)", (rows,))

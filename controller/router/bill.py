@@ -1,0 +1,80 @@
+"""What a request used: the engine's counts, and where it gave none an estimate that says so. Pure.
+
+An estimate is better than nothing for budgets and graphs, as long as nobody takes it for a count.
+The rules: four bytes are a token of the prompt, base64 in it left out (its price depends on the
+model); a streamed answer has a token per event that carries a piece; a plain one has a token per
+four bytes beyond the JSON around it. Nothing is made up for an engine that failed: nobody pays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from controller.router.tokens import UNKNOWN, Tokens
+
+if TYPE_CHECKING:
+    from controller.router.body import Asked
+    from controller.router.routes import Route
+
+BYTES_PER_TOKEN = 4
+ENVELOPE_BYTES = 300
+"""About so many bytes of a plain answer are not its text."""
+MOST_MEDIA = 64
+"""So many pieces of base64 are left out of a prompt."""
+_MEDIA = b'"data:', b'"data":"', b'"data": "'
+
+
+class Answer(Protocol):
+    """What the relay of an answer knows of its tokens."""
+
+    @property
+    def outcome(self) -> str: ...
+
+    def tokens(self) -> Tokens: ...
+
+    def made(self) -> int | None: ...
+
+
+def used(route: Route, asked: Asked, answer: Answer) -> Tokens:
+    """The tokens of an answer, whole or cut."""
+    if answer.outcome != "ok":
+        return answer.tokens()
+    return _completed(route, asked, answer.tokens(), answer.made())
+
+
+def unanswered(route: Route, asked: Asked | None, *, reached: bool) -> Tokens:
+    """The tokens of a request whose client left before an answer; `reached`: an engine had it."""
+    if asked is None or not reached:
+        return Tokens(0, 0)
+    # How much of a plain answer was made by then, nobody knows.
+    return _completed(route, asked, UNKNOWN, 0 if asked.stream else None)
+
+
+def _completed(route: Route, asked: Asked, told: Tokens, made: int | None) -> Tokens:
+    prompt, completion = told.prompt, told.completion
+    if prompt is None and route.reads:
+        prompt = prompt_tokens(asked.raw)
+    if completion is None and route.writes:
+        completion = made
+    if prompt is told.prompt and completion is told.completion:
+        return told
+    return told._replace(prompt=prompt, completion=completion, estimated=True)
+
+
+def prompt_tokens(body: bytes) -> int:
+    """About so many tokens are in a JSON request."""
+    size = len(body)
+    for opening in _MEDIA:
+        at = body.find(opening)
+        for _ in range(MOST_MEDIA):
+            if at < 0:
+                break
+            end = body.find(b'"', at + len(opening))
+            size -= max(0, end - at)
+            at = body.find(opening, end) if end > 0 else -1
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def plain_tokens(size: int) -> int:
+    """About so many tokens are in `size` bytes of a plain answer."""
+    return -(-max(0, size - ENVELOPE_BYTES) // BYTES_PER_TOKEN)
