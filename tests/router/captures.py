@@ -16,12 +16,14 @@ _BLOCK = re.compile(
 )
 
 
+ROOT = Path(os.environ.get("LLMGW_CAPTURES", REPOSITORY.parent / "shared" / "captures"))
+
+
 def engines_folder() -> Path:
     """Folder of the captures; the test is skipped where it is not at hand."""
-    root = Path(os.environ.get("LLMGW_CAPTURES", REPOSITORY.parent / "shared" / "captures"))
-    if not root.is_dir():
-        pytest.skip(f"no captures at {root}; set LLMGW_CAPTURES to replay them")
-    return root / "engines"
+    if not ROOT.is_dir():
+        pytest.skip(f"no captures at {ROOT}; set LLMGW_CAPTURES to replay them")
+    return ROOT / "engines"
 
 
 @dataclass
