@@ -21,7 +21,7 @@ Keys of a behaviour (all optional):
   close_after   true: close the connection after this answer without saying so
   stateful      true: /v1/responses are kept, and chains go on from kept ones only
   hold          true: wait before the head until `FakeEngine.release` lets one go on
-  gzip          true: compress a plain answer and say so
+  gzip          true: compress a plain answer or the stream `raw`, and say so
   retry_after   value of that header in a plain answer
   headers       raw header lines in the head of an answer
 """
@@ -334,10 +334,12 @@ class _Answer:
     def _stream(self) -> None:
         how = self.how
         framing = how.get("framing", "chunked")
-        self._head(200, "text/event-stream; charset=utf-8", framing)
+        extra = "content-encoding: gzip\r\n" if how.get("gzip") else ""
+        self._head(200, "text/event-stream; charset=utf-8", framing, extra)
         self._wait(how.get("first_delay", 0))
         if "raw" in how:
-            self._body(_bytes(how["raw"]), framing)
+            raw = _bytes(how["raw"])
+            self._body(gzip.compress(raw) if how.get("gzip") else raw, framing)
             self._end(framing)
             return
         if how.get("error_first"):

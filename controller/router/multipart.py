@@ -46,7 +46,7 @@ def find_fields(
         return _bad("its first boundary is missing")
     fields: dict[bytes, Field] = {}
     at = start + len(mark)
-    for _ in range(MOST_PARTS):
+    for _ in range(MOST_PARTS + 1):
         if body[at : at + 2] == b"--":
             return fields
         content = body.find(b"\r\n\r\n", at, at + MOST_HEAD_BYTES) + 4

@@ -4,54 +4,72 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from controller.router import vectors
 from controller.router.bill import plain_tokens
 from controller.router.errors import ApiError, upstream_failed
 from controller.router.relay import Head, Relay, StreamRelay, Wish
 from controller.router.sse import restore_model
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder
+from controller.router.unzip import CODINGS, Unzip
 
 if TYPE_CHECKING:
     from controller.router.config import Limits
 
 
 class PlainRelay(Relay):
-    """An answer that is not an event stream: bytes through, usage found as they pass."""
+    """An answer that is not an event stream. It is held and sent whole only where its text must
+    change: a model's name to restore, embeddings to pack."""
 
-    __slots__ = ("_bytes", "_finder", "_held", "_held_bytes", "_limit", "_raw_head")
+    __slots__ = ("_bytes", "_finder", "_held", "_held_bytes", "_limit", "_raw_head", "_unzip")
 
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, head.length)
-        self._finder = UsageFinder() if _is_json(head) and not head.coding else None
-        self._limit = limits.rewrite_bytes
+        readable = _is_json(head) and (not head.coding or head.coding in CODINGS)
+        self._finder = UsageFinder() if readable else None
+        self._unzip = Unzip(head.coding) if readable and head.coding else None
+        self._limit = limits.rewrite_bytes if wish.restore is not None else vectors.MOST_BYTES
         self._raw_head = head
         self._bytes = 0
         self._held: list[bytes] | None = None
         self._held_bytes = 0
-        if wish.restore is not None and self._finder:
-            self._held = []  # its length changes with the name, so it is sent whole
-        if head.status >= 400:
-            self._give_up("error", f"upstream_{head.status}")
+        if readable and (wish.restore is not None or (wish.vectors and not head.coding)):
+            self._held = []
+        self._judge()
+
+    def _judge(self) -> None:
+        if self._raw_head.status >= 400:
+            self._give_up("error", f"upstream_{self._raw_head.status}")
 
     def feed(self, data: bytes) -> bytes:
-        self._bytes += len(data)
+        text = data if self._unzip is None else self._unzip.feed(data)
+        self._bytes += len(text)
         if self._finder is not None:
-            self._finder.feed(data)
-        if self._held is None:
-            return self._frame(data)
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > self._limit:
+            self._finder.feed(text)
+        return self._frame(data) if self._held is None else self._hold(self._held, text)
+
+    def _hold(self, held: list[bytes], text: bytes) -> bytes:
+        held.append(text)
+        self._held_bytes += len(text)
+        if self._unzip is not None and self._unzip.failed:
+            why = "its compressed answer cannot be read"
+            self.refusal = upstream_failed(self._wish.model, why)
+        elif self._held_bytes > self._limit and self._wish.restore is None:
+            self._held = None
+            return self._frame(b"".join(held))
+        elif self._held_bytes > self._limit:
             self.refusal = upstream_failed(self._wish.model, "its answer is larger than allowed")
         return b""
 
     def finish(self) -> bytes:
         if self._held is None:
             return self._frame(b"") + self._last() if self._head or self._chunks else b""
-        assert self._wish.restore is not None
-        body = restore_model(b"".join(self._held), self._wish.restore)
-        Relay.__init__(self, self._raw_head, self._wish, len(body))
-        if self._raw_head.status >= 400:
-            self._give_up("error", f"upstream_{self._raw_head.status}")
+        body = b"".join(self._held)
+        if self._wish.restore is not None:
+            body = restore_model(body, self._wish.restore)
+        if self._wish.vectors:
+            body = vectors.as_base64(body)
+        Relay.__init__(self, _decoded(self._raw_head), self._wish, len(body))
+        self._judge()
         return self._frame(body)
 
     def broken(self, error: ApiError) -> bytes | None:
@@ -80,8 +98,31 @@ class PlainRelay(Relay):
         return False
 
 
+class UnzippedStream(StreamRelay):
+    """A compressed event stream: its events are read, so the client gets them plain."""
+
+    __slots__ = ("_unzip",)
+
+    def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
+        super().__init__(_decoded(head), wish, limits)
+        self._unzip = Unzip(head.coding)
+
+    def feed(self, data: bytes) -> bytes:
+        text = self._unzip.feed(data)
+        out = super().feed(text) if text else b""
+        if self._unzip.failed and not self.ended:
+            why = upstream_failed(self._wish.model, "its compressed stream cannot be read")
+            out += self.broken(why) or b""
+        return out
+
+
 def _is_json(head: Head) -> bool:
     return b"json" in head.kind or not head.kind
+
+
+def _decoded(head: Head) -> Head:
+    kept = [pair for pair in head.headers if pair[0] != b"content-encoding"]
+    return head._replace(headers=kept, coding=b"")
 
 
 def open_relay(head: Head, wish: Wish, limits: Limits) -> PlainRelay | StreamRelay:
@@ -89,4 +130,6 @@ def open_relay(head: Head, wish: Wish, limits: Limits) -> PlainRelay | StreamRel
     streamed = head.kind.lower().startswith(b"text/event-stream")
     if streamed and head.status == 200 and not head.coding:
         return StreamRelay(head, wish, limits)
+    if streamed and head.status == 200 and head.coding in CODINGS:
+        return UnzippedStream(head, wish, limits)
     return PlainRelay(head, wish, limits)

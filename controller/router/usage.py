@@ -42,8 +42,7 @@ class UsageRow(NamedTuple):
         row = {
             "id": f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}",
             "key_id": self.key_id,
-            # Postgres keeps no NUL in a text: one such name would stop every row behind it.
-            "model_asked": self.model_asked and self.model_asked.replace("\0", "\ufffd"),
+            "model_asked": self.model_asked,
             "model": self.model,
             "replica_id": self.replica_id,
             "endpoint": self.endpoint,

@@ -134,6 +134,18 @@ def test_a_stream_that_stops_before_its_end_is_partial(
         assert last.endswith(b"data: [DONE]\n\n") == (dialect in (CHAT, TEXT))
 
 
+@pytest.mark.parametrize("name", ["anthropic", "openai-responses-text.chunks.txt"])
+def test_A05_a_client_has_all_when_the_last_word_of_its_api_went_out(name: str) -> None:
+    dialect = MESSAGES if name == "anthropic" else RESPONSES
+    parts = [part + b"\n\n" for part in stream(name).body.split(b"\n\n")[:-1]]
+    relay = opened(stream(name), dialect)
+    for part in parts[:-1]:
+        relay.feed(part)
+        assert not relay.answered()
+    relay.feed(parts[-1])
+    assert relay.answered()
+
+
 @pytest.mark.parametrize(("name", "made"), UNTOLD)
 def test_B07_a_stream_without_usage_is_counted_by_its_pieces(name: str, made: int) -> None:
     captured = stream(name)

@@ -1,0 +1,231 @@
+"""Answers whose form is not what was hoped for: compressed, embeddings as numbers, odd choices."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+import trio
+
+from controller.router.unzip import Unzip
+from controller.router.vectors import MOST_BYTES, as_base64
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+LONG = "an/upstream-name-much-longer-than-the-alias"
+
+
+def stream_text(model: str = "m") -> bytes:
+    chunks: list[dict[str, Any]] = [
+        {"model": model, "choices": [{"index": 0, "delta": {"content": "héllo"}}]},
+        {"model": model, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"model": model, "choices": [], "usage": USAGE},
+    ]
+    events = [json.dumps(chunk, ensure_ascii=False) for chunk in chunks] + ["[DONE]"]
+    return "".join(f"data: {event}\n\n" for event in events).encode()
+
+
+PLAIN = json.dumps({"model": LONG, "choices": [{"message": {"content": "é" * 50}}], "usage": USAGE})
+
+
+# -- compressed ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_A16_a_compressed_plain_answer_passes_and_is_counted(
+    house: House, framing: str
+) -> None:
+    house.engine(raw=PLAIN, gzip=True, framing=framing)
+    await house.start()
+    answer = await house.ask()
+    assert answer.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(answer.body) == PLAIN.encode()
+    row = await house.row()
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 3)
+    assert "estimated" not in row
+
+
+async def test_A17_a_compressed_answer_under_an_alias_is_sent_plain(house: House) -> None:
+    house.engine(raw=PLAIN, gzip=True)
+    await house.start()
+    wire = await house.wire()
+    for _ in range(2):  # the length is right: the connection serves again
+        await wire.chat(model="short")
+        answer = await wire.answer()
+        assert "content-encoding" not in answer.headers
+        assert answer.body == PLAIN.replace(LONG, "short").encode()
+        assert answer.headers["content-length"] == str(len(answer.body))
+
+
+@pytest.mark.parametrize("model", ["m", "short"])
+async def test_A16_a_compressed_stream_is_read_and_sent_plain(house: House, model: str) -> None:
+    house.engine(raw=stream_text(), gzip=True, framing="chunked", byte_gap=0)
+    await house.start()
+    answer = await house.ask(stream=True, model=model)
+    assert "content-encoding" not in answer.headers
+    kept = stream_text(model).split(b"\n\n")
+    assert answer.body == b"\n\n".join([*kept[:2], *kept[3:]])  # without the usage we asked for
+    row = await house.row()
+    assert (row["status"], row["prompt_tokens"], row["completion_tokens"]) == ("ok", 7, 3)
+
+
+async def test_A16_real_clients_read_compressed_answers(house: House) -> None:
+    engine = house.engine(raw=PLAIN, gzip=True)
+    await house.start()
+    base = f"http://127.0.0.1:{house.port}/v1"
+    headers = {"authorization": "Bearer sk-test"}
+    async with httpx.AsyncClient(headers=headers) as client:
+        document = {"model": "m", "messages": []}
+        got = await client.post(f"{base}/chat/completions", json=document)
+        assert got.json()["usage"] == USAGE
+    engine.default["raw"] = stream_text()
+
+    def streamed() -> list[str | None]:
+        with (
+            openai.OpenAI(base_url=base, api_key="sk-test", max_retries=0) as sdk,
+            sdk.chat.completions.create(model="m", messages=[], stream=True) as chunks,
+        ):
+            return [chunk.choices[0].delta.content for chunk in chunks]
+
+    assert (await trio.to_thread.run_sync(streamed))[0] == "héllo"
+
+
+async def test_A19_engines_are_asked_for_plain_answers(house: House) -> None:
+    await house.start()
+    await house.ask(headers={"accept_encoding": "zstd, br, gzip"})
+    assert house.engines[0].records[0].headers["accept-encoding"] == "identity"
+    assert (await house.row())["prompt_tokens"] == 7
+
+
+@pytest.mark.parametrize("raw", [b"no gzip at all", gzip.compress(b"x" * 50_000_000)])
+def test_what_cannot_be_unzipped_is_nothing(raw: bytes) -> None:
+    unzip = Unzip(b"gzip")
+    assert unzip.feed(raw) == b""
+    assert unzip.failed
+    assert unzip.feed(raw) == b""
+
+
+# -- embeddings ----------------------------------------------------------------------------------
+
+NUMBERS = [[0.5, -0.25, 3.0], [1e-3, 0.0, -7.5]]
+
+
+def embeddings(vectors: list[Any]) -> str:
+    data = [{"object": "embedding", "index": n, "embedding": v} for n, v in enumerate(vectors)]
+    usage = {"prompt_tokens": 12, "total_tokens": 12}
+    return json.dumps({"object": "list", "data": data, "model": "m", "usage": usage})
+
+
+def packed(numbers: list[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
+
+
+@pytest.mark.parametrize("engine_packs", [False, True])
+async def test_A26_the_sdk_gets_its_vectors(house: House, engine_packs: bool) -> None:
+    vectors = [packed(vector) for vector in NUMBERS] if engine_packs else NUMBERS
+    house.engine(raw=embeddings(vectors))
+    await house.start()
+    base = f"http://127.0.0.1:{house.port}/v1"
+    async with openai.AsyncOpenAI(base_url=base, api_key="sk-test", max_retries=0) as sdk:
+        for more in ({}, {"encoding_format": "base64"}, {"dimensions": 3}):
+            for model in ("m", "short"):
+                got = await sdk.embeddings.create(model=model, input=["a", "b"], **more)  # type: ignore[arg-type]
+                found = [entry.embedding for entry in got.data]
+                if more.get("encoding_format"):
+                    assert found == [packed(vector) for vector in NUMBERS]
+                else:
+                    assert [pytest.approx(vector) for vector in NUMBERS] == found
+                assert got.model == model
+    assert {row["prompt_tokens"] for row in house.rows} == {12}
+
+
+async def test_A26_numbers_asked_for_pass_untouched(house: House) -> None:
+    house.engine(raw=embeddings(NUMBERS))
+    await house.start()
+    wire = await house.wire()
+    for more in ({}, {"encoding_format": "float"}):
+        await wire.post("/v1/embeddings", {"model": "m", "input": "a", **more})
+        assert (await wire.answer()).body == embeddings(NUMBERS).encode()
+
+
+async def test_A26_a_very_large_answer_passes_as_it_is(house: House) -> None:
+    raw = embeddings([[0.123456789] * 400_000])
+    assert len(raw) > MOST_BYTES
+    house.engine(raw=raw)
+    await house.start()
+    wire = await house.wire()
+    await wire.post("/v1/embeddings", {"model": "m", "input": "a", "encoding_format": "base64"})
+    assert (await wire.answer()).body == raw.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b'{"embedding": [1', b'{"data": 5, "embedding": [1]}', b'{"embedding": [1]}',
+     b'{"data": [{"embedding": [1, "x"]}]}', b'{"data": [{"embedding": [1e300]}]}'],
+)  # fmt: skip
+def test_answers_that_are_no_embeddings_stay(body: bytes) -> None:
+    assert as_base64(body) == body
+
+
+# -- choices and usage ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["m", "short"])
+async def test_A25_choices_keep_their_index_and_all_their_fields(house: House, model: str) -> None:
+    chunks: list[dict[str, Any]] = [
+        {"model": "m", "choices": [{"index": index, "delta": {"content": "x", "refusal": None},
+         "logprobs": {"content": [{"token": "x", "logprob": -0.5, "top_logprobs": []}]}}]}
+        for index in (1, 0, 1, 0)
+    ]  # fmt: skip
+    chunks += [
+        {"model": "m", "choices": [{"index": n, "delta": {}, "finish_reason": "stop"}]}
+        for n in (1, 0)
+    ]
+    chunks.append({"model": "m", "choices": [], "usage": USAGE})
+    events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    house.engine(raw=events)
+    await house.start()
+    answer = await house.ask(
+        stream=True, n=2, logprobs=True, model=model, stream_options={"include_usage": True}
+    )
+    assert answer.body.decode() == events.replace('"model": "m"', f'"model": "{model}"')
+    row = await house.row()
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 3)
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+async def test_A23_usage_in_the_last_piece_stays_for_all(
+    house: House, options: dict[str, bool] | None
+) -> None:
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": USAGE}
+    raw = stream_text().split(b"\n\n")[0] + f"\n\ndata: {json.dumps(last)}\n\n".encode()
+    house.engine(raw=raw)
+    await house.start()
+    answer = await house.ask(stream=True, **({"stream_options": options} if options else {}))
+    assert answer.body == raw
+    assert (await house.row())["completion_tokens"] == 3
+
+
+async def test_A22_null_usage_takes_the_short_way(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from controller.router.sse import Scanner
+
+    chunk = b'data: {"choices":[{"delta":{"content":"x"}}],"usage": null}\n\n'
+
+    def never(*_: object) -> bytes:
+        raise AssertionError("such an event was split and parsed")
+
+    scanner = Scanner(10_000)
+    monkeypatch.setattr(Scanner, "_split", never)
+    for _ in range(5000):
+        assert scanner.feed(chunk) is chunk
+    assert scanner.made() == 4999
