@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from controller.router import errors
 from controller.router.config import Limits, StaticEndpoint, StaticKey, Timeouts
 from controller.router.pace import ENOUGH
 from controller.router.report import Reporter
 from tests.router.test_waiting import House as Woken
 from tests.router.test_waiting import opened
-from tests.router.wire import Wire, until
+from tests.router.wire import Wire, chat_body, post_bytes, until
 
 if TYPE_CHECKING:
     import trio
@@ -210,7 +212,12 @@ async def test_a_tenant_that_fills_the_queue_gives_way_to_others(full: Full) -> 
     await full.start(limits=Limits(queue=4))
     await full.fill()
     flood = await full.queue("f0", "f1", "f2", "f3")
-    others = [await full.ask("b0", headers=OTHER), await full.ask("b1", headers=OTHER)]
+    others = [await full.house.wire(), await full.house.wire()]
+    for wire in others:
+        assert (await wire.get("/v1/models")).status == 200
+    for number, wire in enumerate(others):  # both are read in one turn of the reactor
+        body = chat_body(user=f"b{number}")
+        os.write(wire.stream.socket.fileno(), post_bytes("/v1/chat/completions", body, **OTHER))
     pushed = [await wire.answer() for wire in flood[2:]]
     assert [(answer.status, answer.code) for answer in pushed] == [(503, "queue_full")] * 2
     assert (await full.house.ask(headers=OTHER)).code == "queue_full"  # it has its half
@@ -399,3 +406,28 @@ async def test_a_bug_in_one_request_does_not_make_the_others_wait(full: Full) ->
     assert core.reactor.crashes == 1
     core.reactor.crashes = 0
     assert full.empty()
+
+
+async def test_who_comes_when_room_has_just_appeared_does_not_overtake(full: Full) -> None:
+    await full.start()
+    (filler,) = await full.fill()
+    (wire,) = await full.queue("first")
+    (pool,) = full.house.core.fleet.pools.values()
+    pool.depth = 2  # there is room, and nobody was told of it yet
+    (late,) = await full.queue("late")
+    pool.depth = 1
+    await full.next(2)
+    full.engine.release()
+    assert await answered(filler, wire, late) == [200] * 3
+    assert full.served() == ["first", "late"]
+
+
+async def test_who_left_in_the_turn_in_which_its_place_was_taken_is_over_once(full: Full) -> None:
+    await full.start()
+    await full.fill()
+    (wire,) = await full.queue("a")
+    first = full.house.core.admission._lines["m"].queue.first()
+    wire.close()
+    await until(lambda: full.waiting() == 0)
+    first.turn_away(errors.queue_full("m", 1))
+    assert [row["status"] for row in full.house.rows] == ["client_closed"]

@@ -54,6 +54,19 @@ def test_any_sequence_gives_out_everything_once_and_first_come_first_in_a_tenant
             waiting[where].remove(number)
         assert sorted(queue.items()) == sorted(n for line in waiting.values() for n in line)
         assert len(queue) == len(queue.items())
+        kind, tenant = KINDS[len(waiting) % 2], TENANTS[len(queue) % 4]
+        assert queue.place(kind, tenant) == pytest.approx(place(waiting, kind, tenant))
+
+
+def place(waiting: dict[Any, deque[int]], kind: Any, tenant: Any) -> float:
+    """Its own requests and it, times what the others get meanwhile; everybody at most."""
+    lines = {where: len(line) for where, line in waiting.items() if line}
+    kinds = {k for k, _ in lines} | {kind}
+    tenants = {t for k, t in lines if k == kind} | {tenant}
+    among = sum(n for (k, _), n in lines.items() if k == kind) + 1
+    own = lines.get((kind, tenant), 0) + 1
+    among = min(among, own * sum(w for _, w in tenants) / tenant[1])
+    return min(sum(lines.values()) + 1, among * sum(w for _, w in kinds) / kind[1])
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=200), st.data())
