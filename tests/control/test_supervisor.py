@@ -149,6 +149,27 @@ def test_workers_share_one_port_and_one_page(static):
     ]
 
 
+def test_sighup_ends_no_router_and_lines_of_all_workers_are_whole(start, engine):
+    one = start(
+        None, "--endpoint", f"a={engine.url}=m", "--workers", "2", role="all",
+        LLMGW_ACCESS_LOG="stdout",
+    ).ready()  # fmt: skip
+    until(lambda: serves(one), "the router serves")
+    before = one.children()
+    one.signal(signal.SIGHUP)
+    until(lambda: "SIGHUP" in one.words(), "control was told")
+    for _ in range(20):
+        assert serves(one)
+
+    def lines() -> list[dict[str, object]]:
+        given = [text for text in one.words().splitlines() if text.startswith('{"time"')]
+        return [json.loads(text) for text in given]
+
+    until(lambda: len(lines()) == 21, "a line for each request")
+    assert {line["outcome"] for line in lines()} == {"ok"}
+    assert one.children() == before
+
+
 def test_a_killed_workers_counters_stay_in_the_sum(static):
     one = static("--workers", "2")
     until(lambda: len(one.children()) == 3, "two workers and control")

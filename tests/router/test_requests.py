@@ -263,6 +263,16 @@ async def test_A38_a_bad_one_gets_its_status_at_once(
     assert await wire.closed()
 
 
+async def test_A38_an_http10_client_is_not_sent_a_100(house: House) -> None:
+    await house.start()
+    wire = await house.wire()
+    body = json.dumps(chat_body()).encode()
+    await wire.send(expecting(len(body)).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    await until(lambda: any(client._examined for client in house.core.clients))
+    await wire.send(body)
+    assert (await wire.answer()).status == 200
+
+
 async def test_requests_in_one_piece_are_answered_in_order(house: House) -> None:
     await house.start()
     wire = await house.wire()
