@@ -8,6 +8,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ async def test_requests_streams_and_pipelines_pass(house: House, pair: dict[str,
     assert (await wire.answer()).status == 200
     await wire.chat(headers={"connection": "close"})
     assert (await wire.answer()).status == 200
-    assert await wire.closed()  # with close_notify: without it trio raises
+    assert await wire.stream.receive_some(1) == b""  # without close_notify trio raises
 
 
 async def test_httpx_and_curl_speak_to_it(house: House, pair: dict[str, Path]) -> None:
@@ -120,8 +121,8 @@ async def test_H05_leaving_is_noticed_however_it_is_done(
     if streaming:
         await wire.until(b"tok0")
     if how == "close_notify":
-        with trio.move_on_after(0.2):  # it waits for ours
-            await wire.stream.aclose()
+        with suppress(trio.BrokenResourceError):  # more of the stream was on its way
+            await wire.stream.unwrap()  # the socket stays open
     elif how == "half-close":
         wire.raw.socket.shutdown(trio.socket.SHUT_WR)
     else:
