@@ -45,8 +45,8 @@ class Reporter:
             return 0  # rows need the database's time, and it was not reached yet
         self._core.usage.date(offset)
         while rows := self._core.usage.batch(BATCH_ROWS):
-            documents = [row.as_json() for row in rows]
-            await self._pool.fetchval(self._queries["usage_flush"], documents)
+            values = [row.as_values() for row in rows]
+            await self._pool.fetchval(self._queries["usage_flush"], values)
             self._core.usage.written(rows)
             written += len(rows)
         return written

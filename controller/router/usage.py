@@ -36,33 +36,21 @@ class UsageRow(NamedTuple):
     queue_s: float | None
     at: float | None  # unix seconds of the database's clock; fixed, so a repeat is the same row
 
-    def as_json(self) -> dict[str, Any]:
-        """The row as `usage_flush` takes it: unknown fields are absent."""
-        text = f"{self.id:032x}"
-        row = {
-            "id": f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}",
-            "key_id": self.key_id,
-            "model_asked": self.model_asked,
-            "model": self.model,
-            "replica_id": self.replica_id,
-            "endpoint": self.endpoint,
-            "status": self.status,
-            "http_status": self.http_status,
-            "stream": self.stream,
-            "prompt_tokens": self.tokens.prompt,
-            "completion_tokens": self.tokens.completion,
-            "cached_tokens": self.tokens.cached,
-            "reasoning_tokens": self.tokens.reasoning,
-            "estimated": self.tokens.estimated or None,
-            "ttft_ms": None if self.ttft_s is None else round(self.ttft_s * 1000, 3),
-            "total_ms": round(self.total_s * 1000, 3),
-            "attempts": self.attempts,
-            "error_code": self.error_code,
-            "request_id": self.request_id.decode(),
-            "queue_ms": None if self.queue_s is None else round(self.queue_s * 1000, 3),
-            "at": self.at,
-        }
-        return {name: value for name, value in row.items() if value is not None}
+    def as_values(self) -> tuple[Any, ...]:
+        """The row as `usage_flush` takes it, in the order of the table's columns.
+
+        Values without names: a dictionary costs six times as much.
+        """
+        tokens = self.tokens
+        return (
+            f"{self.id:032x}", self.at, self.key_id, self.model_asked, self.model, self.replica_id,
+            self.endpoint, self.status, self.http_status, self.error_code, self.stream,
+            tokens.prompt, tokens.cached, tokens.completion,
+            None if self.ttft_s is None else round(self.ttft_s * 1000, 3),
+            round(self.total_s * 1000, 3), self.attempts, self.request_id.decode(),
+            tokens.reasoning, tokens.estimated,
+            None if self.queue_s is None else round(self.queue_s * 1000, 3),
+        )  # fmt: skip
 
 
 class UsageLog:

@@ -32,7 +32,7 @@ select extract(epoch from clock_timestamp())::double precision as now;
 
 -- name: usage_flush
 -- Request rows in one batch; a batch sent twice is written once.
-select llmgw_core.usage_flush_v1($1::jsonb);
+select llmgw_core.usage_flush_v2($1::jsonb);
 
 -- name: router_report
 -- What this router runs on each replica, and has waiting and running for each model.

@@ -12,6 +12,7 @@ from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Ti
 from controller.router.server import run_router
 from tests.fake_engine import FakeEngine
 from tests.router.wire import Answer, Wire, until
+from tests.usage_columns import named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -83,7 +84,7 @@ class House:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return [row.as_json() for row in self.core.usage.batch(10_000)]
+        return [named(row.as_values()) for row in self.core.usage.batch(10_000)]
 
     async def row(self, number: int = 0) -> dict[str, Any]:
         await until(lambda: len(self.core.usage) > number)

@@ -16,6 +16,7 @@ from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Ti
 from controller.router.server import run_router, supervise
 from tests.router.conftest import House
 from tests.router.wire import Wire, until
+from tests.usage_columns import named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,7 +149,7 @@ class Shelf:
     async def fetchval(self, sql: str, *args: Any) -> Any:
         await self._reach()
         if sql == "usage_flush":
-            self.written += args[0]
+            self.written += [named(values) for values in args[0]]
             return len(args[0])
         if sql == "router_report":
             self.reports.append(args)

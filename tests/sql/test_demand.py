@@ -9,6 +9,7 @@ from psycopg.types.json import Jsonb
 
 from sql import queries
 from tests.sql.fleet import refusal_of
+from tests.usage_columns import listed
 
 REPORT = "select llmgw_core.router_report_v2(%s, '[]', %s)"
 
@@ -255,6 +256,8 @@ def test_how_long_a_request_waited_is_kept(fleet):
         {**row, "stream": False, "at": now, "queue_ms": 12.5},
         {**row, "id": str(uuid.uuid4()), "stream": True, "at": now},
     ]
-    fleet.controller.execute("select llmgw_core.usage_flush_v1(%s)", (Jsonb(rows),))
+    fleet.controller.execute(
+        "select llmgw_core.usage_flush_v2(%s)", (Jsonb([listed(row) for row in rows]),)
+    )
     kept = fleet.rows("select queue_ms from llmgw_core.usage_event order by stream")
     assert [row["queue_ms"] for row in kept] == [12.5, None]

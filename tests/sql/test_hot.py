@@ -9,6 +9,7 @@ from psycopg.types.json import Jsonb
 
 from tests.sql.fleet import connected
 from tests.sql.test_views import flush, usage_row
+from tests.usage_columns import COLUMNS
 
 BEATS = 2000
 HOT = (
@@ -206,6 +207,39 @@ def test_estimates_and_thoughts_are_kept_and_absent_ones_are_not_estimates(fleet
         "select reasoning_tokens as n, estimated from llmgw.usage_recent order by id"
     )
     assert shown == [{"n": None, "estimated": False}, {"n": 7, "estimated": True}]
+
+
+def test_each_value_of_a_row_lands_in_its_column(fleet):
+    now = fleet.value("select extract(epoch from clock_timestamp())::float8")
+    row = {
+        "id": "00000000-0000-0000-0000-00000000000a", "at": now, "key_id": "k",
+        "model_asked": "asked", "model": "m", "replica_id": 3, "endpoint": "chat",
+        "status": "error", "http_status": 502, "error_code": "bad", "stream": True, "prompt_tokens": 1,
+        "cached_tokens": 2, "completion_tokens": 3, "ttft_ms": 4.5, "total_ms": 5.5, "attempts": 2,
+        "request_id": "r", "reasoning_tokens": 6, "estimated": True, "queue_ms": 7.5,
+    }  # fmt: skip
+    columns = fleet.rows(
+        "select attname as name from pg_attribute where attnum > 0 and not attisdropped"
+        " and attrelid = 'llmgw_core.usage_event'::regclass order by attnum"
+    )
+    assert tuple(column["name"] for column in columns) == COLUMNS
+    assert flush(fleet, row) == 1
+    (kept,) = fleet.rows(
+        "select *, extract(epoch from at)::float8 as at, id::text from llmgw_core.usage_event"
+    )
+    assert kept == row
+
+
+def test_rows_of_routers_of_the_previous_release_are_written(fleet):
+    row = usage_row("00000000-0000-0000-0000-00000000000b", key_id="k", prompt_tokens=7)
+    row["at"] = fleet.value("select extract(epoch from clock_timestamp())::float8")
+    for written in (1, 0):
+        call = fleet.controller.execute(
+            "select llmgw_core.usage_flush_v1(%s) as n", (Jsonb([row]),)
+        )
+        assert call.fetchone()["n"] == written
+    (kept,) = fleet.rows("select prompt_tokens, estimated, attempts from llmgw_core.usage_event")
+    assert kept == {"prompt_tokens": 7, "estimated": False, "attempts": 0}
 
 
 def test_uses_of_replicas_that_are_gone_are_skipped(fleet):

@@ -7,6 +7,7 @@ from psycopg.types.json import Jsonb
 
 from tests.sql.fleet import GIB, HOST, SICK, connected, digest, port
 from tests.sql.test_fencing import join, take
+from tests.usage_columns import listed
 
 SHOWN = ("llmgw", "llmgw_core")
 
@@ -122,7 +123,7 @@ def flush(fleet, *rows):
     now = fleet.value("select extract(epoch from clock_timestamp())::float8")
     timed = [{**row, "at": now if row["at"] == 1e9 else row["at"]} for row in rows]
     return fleet.controller.execute(
-        "select llmgw_core.usage_flush_v1(%s) as n", (Jsonb(timed),)
+        "select llmgw_core.usage_flush_v2(%s) as n", (Jsonb([listed(row) for row in timed]),)
     ).fetchone()["n"]
 
 
