@@ -33,7 +33,7 @@ class Dialect:
     error: Callable[[ApiError], bytes]
     event: Callable[[ApiError, bytes], bytes]
     ends: re.Pattern[bytes]  # one of the last two events of a whole stream has it
-    stop: bytes  # in the last event, and not in those before
+    stop: bytes | None  # in the last event, and not in those before; None: that is [DONE]
     part: bytes  # once in every event that carries a token, and in few others
     opening: int = 0  # events with `part` that come before the first token
     done: bool = False  # `ends` is the last word; else [DONE] is, where an engine has it
@@ -70,10 +70,10 @@ CHAT = Dialect(
     _openai,
     _openai_event,
     re.compile(
-        rb'"finish_reason"\s*:\s*"|"type"\s*:\s*"'
+        rb'(?m:^data: ?\[DONE\])|"finish_reason"\s*:\s*"|"type"\s*:\s*"'
         rb'(?:transcript\.text\.done|speech\.audio\.done|image_generation\.completed)"'
     ),
-    b"[DONE]",
+    None,
     b'"delta"',
     opening=1,  # the role comes alone
 )

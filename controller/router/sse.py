@@ -41,8 +41,8 @@ class Scanner:
     """Reads one stream in pieces and returns what to send on; its fields say what was seen."""
 
     __slots__ = (
-        "_after_cr", "_before_last", "_dialect", "_drop_usage", "_dropped", "_last", "_limit",
-        "_model", "_part", "_parts", "_pending", "_searched", "_stop", "done", "error",
+        "_after_cr", "_before_last", "_between", "_dialect", "_drop_usage", "_dropped", "_last",
+        "_limit", "_model", "_part", "_parts", "_pending", "_searched", "_stop", "done", "error",
         "error_first", "overflow", "usage",
     )  # fmt: skip
 
@@ -65,6 +65,7 @@ class Scanner:
         self._pending = bytearray()
         self._searched = 0
         self._after_cr = False
+        self._between = model is None  # at an event's border, with nothing to restore in the next
         self._dropped = False
         self._last = self._before_last = b""
         self.done = False
@@ -76,14 +77,12 @@ class Scanner:
     def feed(self, data: bytes) -> bytes:
         """The bytes of all events that are complete now; empty when none is or it was dropped."""
         if (
-            not self._pending
+            self._between
             and (data[:5] == b"data:" or data[:6] == b"event:")
-            and data[-2:] == b"\n\n"
-            and self._model is None
+            and data[-3:] == b"}\n\n"  # and so not [DONE]
             and (b'"usage"' not in data or _USAGE_OBJECT.search(data) is None)
             and b'"error"' not in data
-            and self._stop not in data
-            and not self._after_cr
+            and (self._stop is None or self._stop not in data)
         ):
             self._parts += data.count(self._part)  # as _remember, without the price of a call
             self._before_last = self._last
@@ -146,6 +145,7 @@ class Scanner:
         self._after_cr = start > 0 and start == len(pending) and pending[-1] == 0x0D
         del pending[:start]
         self._searched = max(0, len(pending) - _OVERLAP)
+        self._between = not pending and not self._after_cr and self._model is None
         if len(pending) > self._limit:
             self.overflow = True
         return b"".join(out)
