@@ -214,9 +214,10 @@ def test_each_value_of_a_row_lands_in_its_column(fleet):
     row = {
         "id": "00000000-0000-0000-0000-00000000000a", "at": now, "key_id": "k",
         "model_asked": "asked", "model": "m", "replica_id": 3, "endpoint": "chat",
-        "status": "error", "http_status": 502, "error_code": "bad", "stream": True, "prompt_tokens": 1,
-        "cached_tokens": 2, "completion_tokens": 3, "ttft_ms": 4.5, "total_ms": 5.5, "attempts": 2,
-        "request_id": "r", "reasoning_tokens": 6, "estimated": True, "queue_ms": 7.5,
+        "status": "error", "http_status": 502, "error_code": "bad", "stream": True,
+        "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3, "ttft_ms": 4.5,
+        "total_ms": 5.5, "attempts": 2, "request_id": "r", "reasoning_tokens": 6,
+        "estimated": True, "queue_ms": 7.5,
     }  # fmt: skip
     columns = fleet.rows(
         "select attname as name from pg_attribute where attnum > 0 and not attisdropped"
