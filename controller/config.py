@@ -86,6 +86,26 @@ class Retries(BaseModel):
     )
 
 
+class Replicas(BaseModel):
+    """How routers watch replicas, and when they keep requests from one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    metrics: Seconds = Field(
+        2.0, description="each replica in use is asked for its metrics so often; 0: never"
+    )
+    health: Seconds = Field(
+        5.0, description="each fixed replica is asked for its health so often; 0: never"
+    )
+    failures: int = Field(
+        5, ge=1, le=20, description="failures in a row that trip a replica's breaker"
+    )
+    pause: Seconds = Field(
+        1.0, gt=0, description="a tripped replica gets a probe after this, then after twice as long"
+    )
+    longest_pause: Seconds = Field(30.0, gt=0, description="the most between two probes")
+
+
 class Limits(BaseModel):
     """What one client can make a router process hold."""
 
@@ -131,7 +151,9 @@ class Settings(BaseModel):
     )
     catalog: Path | None = Field(None, description="applied at start and at SIGHUP")
     endpoints: tuple[str, ...] = Field(
-        (), description="id=URL=model[,model][;depth=N]: fixed replicas"
+        (),
+        description="id=URL[=model[,model]][;depth=N][;weight=W]: fixed replicas; without models, "
+        "what their /v1/models lists",
     )
     keys: tuple[Key, ...] = Field((), description="client keys of static mode")
     aliases: dict[str, str] = Field({}, description="alias = model, for fixed replicas")
@@ -151,6 +173,11 @@ class Settings(BaseModel):
     access_log_sample: float = Field(
         1.0, ge=0, le=1, description="share of good requests in it; failed ones always are"
     )
+    scoring: Literal["balanced", "latency", "cache"] = Field(
+        "balanced",
+        description="how a replica is chosen, unless a request's X-Llmgw-Profile says otherwise: "
+        "by load; by time to first byte too; where its prompt or session is cached",
+    )
     tls_cert: Path | None = Field(None, description="PEM chain for the client port")
     tls_key: Path | None = Field(None, description="PEM key for the client port")
     cors: tuple[str, ...] = Field(
@@ -165,6 +192,9 @@ class Settings(BaseModel):
     )
     limits: Limits = Field(
         default_factory=lambda: Limits.model_validate({}), description="bounds per router process"
+    )
+    replicas: Replicas = Field(
+        default_factory=lambda: Replicas.model_validate({}), description="watching replicas"
     )
     log_level: Literal["debug", "info", "warning"] = Field(
         "info", description="the quietest lines that are still written"
@@ -220,16 +250,38 @@ def host_port(value: str) -> tuple[str, int]:
 
 
 def endpoint(text: str) -> StaticEndpoint:
-    """`id=URL=model[,model][;depth=N]`; ValueError for anything else."""
-    told, bounded, depth = text.partition(";depth=")
+    """`id=URL[=model[,model]][;depth=N][;weight=W]`; ValueError for anything else."""
+    told, *options = text.split(";")
     name, _, rest = told.partition("=")
-    url, _, models = rest.rpartition("=")
-    if not (name and url.startswith("http://") and models):
-        raise ValueError(f"{text!r} is not id=URL=model[,model], as a=http://10.0.0.7:8000=llama")
-    if bounded and not (depth.isascii() and depth.isdigit() and 0 < int(depth) < 10**9):
-        raise ValueError(f"{text!r}: depth is how many requests it gets at once, as ;depth=32")
-    number = int(depth) if bounded else None
-    return StaticEndpoint(name, url, tuple(model for model in models.split(",") if model), number)
+    url, named, models = rest.rpartition("=")
+    if not named:
+        url, models = rest, ""
+    found = tuple(model for model in models.split(",") if model)
+    if not (name and url.startswith("http://") and bool(named) == bool(found)):
+        raise ValueError(
+            f"{text!r} is not id=URL=model[,model], as a=http://10.0.0.7:8000=llama, nor id=URL "
+            "for the models that it lists itself"
+        )
+    depth, weight = None, 1.0
+    for option in options:
+        word, _, value = option.partition("=")
+        if word == "depth" and value.isascii() and value.isdigit() and 0 < int(value) < 10**9:
+            depth = int(value)
+        elif word == "weight" and _is_weight(value):
+            weight = float(value)
+        else:
+            raise ValueError(
+                f"{text!r}: {option!r} is not understood: depth is how many requests it gets at "
+                "once, as ;depth=32; weight its share against others, 0.01 to 100, as ;weight=2"
+            )
+    return StaticEndpoint(name, url, found, depth, weight)
+
+
+def _is_weight(text: str) -> bool:
+    try:
+        return 0.01 <= float(text) <= 100
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:
@@ -273,7 +325,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 
 _NOT_SIMPLE = frozenset((
     "database", "endpoints", "keys", "timeouts", "limits", "retries", "aliases", "fallbacks",
-    "fallback_on",
+    "fallback_on", "replicas",
 ))  # fmt: skip
 
 

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 from controller import __version__
 from controller.config import endpoint, host_port
 from controller.router.access_log import STDOUT
-from controller.router.config import MIB, Limits, Retries, RouterConfig, StaticKey, Timeouts
+from controller.router.breaker import BreakerRules
+from controller.router.config import (
+    MIB,
+    Limits,
+    Retries,
+    RouterConfig,
+    StaticKey,
+    Timeouts,
+    Watching,
+)
 from controller.router.server import run_router
 from sql import queries
 from sql.listen import listen
@@ -49,6 +58,13 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         access_log_sample=0.0 if settings.access_log == "errors" else settings.access_log_sample,
         tls_cert=settings.tls_cert,
         tls_key=settings.tls_key,
+        scoring=settings.scoring,
+        watching=Watching(settings.replicas.metrics, settings.replicas.health),
+        breaker=BreakerRules(
+            failures_in_row=settings.replicas.failures,
+            pause_s=settings.replicas.pause,
+            longest_pause_s=max(settings.replicas.pause, settings.replicas.longest_pause),
+        ),
         limits=Limits(
             body_bytes=bounds.body * MIB,
             inflated_bytes=bounds.inflated_body * MIB,

@@ -24,6 +24,8 @@ Keys of a behaviour (all optional):
   gzip          true: compress a plain answer or the stream `raw`, and say so
   retry_after   value of that header in a plain answer
   headers       raw header lines in the head of an answer
+  metrics       page of /metrics, a status instead, or null: hang     health     status of /health
+  models        names in /v1/models, a status instead                 (GET obeys engines' defaults)
 """
 
 from __future__ import annotations
@@ -239,11 +241,20 @@ class _Answer:
 
     def _get(self, path: str) -> None:
         if path == "/health":
-            self._plain({"status": "ok"}, 200)
+            self._plain({"status": "ok"}, self.how.get("health", 200))
         elif path == "/v1/models":
-            self._plain({"object": "list", "data": [{"id": "m", "object": "model"}]}, 200)
+            names = self.how.get("models", ["m"])
+            status = names if isinstance(names, int) else 200
+            data = [] if status != 200 else [{"id": name, "object": "model"} for name in names]
+            self._plain({"object": "list", "data": data}, status)
         elif path == "/metrics":
-            self._send_all(200, "text/plain", b"vllm:num_requests_running 0\n")
+            page = self.how.get("metrics", "vllm:num_requests_running 0\n")
+            if page is None:
+                self._wait(60)
+            elif isinstance(page, int):
+                self._plain({"error": "told to fail"}, page)
+            else:
+                self._send_all(200, "text/plain", page.encode())
         elif path == "/_records":
             self._plain([_as_json(record) for record in self.engine.records], 200)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sql.revision import apply
 
 revision = "0011"
-down_revision = "0009"
+down_revision = "0010"
 
 
 def upgrade() -> None:

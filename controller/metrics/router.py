@@ -9,6 +9,7 @@ import orjson
 import trio
 from prometheus_client.core import HistogramMetricFamily
 
+from controller.metrics import replicas
 from controller.metrics.carried import Carried
 from controller.metrics.families import PREFIX, counter, gauge
 
@@ -37,6 +38,7 @@ COUNTERS = {
     ),
     "fallbacks": ("fallbacks", "another model asked instead", ["model", "fallback", "reason"]),
     "upstream_failures": ("upstream_failures", "attempts that failed", ["replica", "cause"]),
+    "trips": ("replica_trips", "times that a replica's breaker opened", ["replica"]),
     "cancellations": ("cancellations", "requests whose client left", ["model"]),
 }
 GAUGES = {
@@ -114,6 +116,7 @@ def families(
     for snapshot in counted:
         counts.update({(name,): n for name, n in snapshot["counts"].items()})
     yield counter("router_events", "everything else the router counts", ["event"], counts.items())
+    yield from replicas.families(workers)
     for key, (name, what, labels) in HISTOGRAMS.items():
         yield _histogram(counted, key, name, what, labels)
 

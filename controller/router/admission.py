@@ -108,6 +108,11 @@ class Admission(Waiters):
             self._core.reactor.call_soon(self._dispatch)
         self._wider.update(dict.fromkeys(models))
 
+    def look_again(self) -> None:
+        """Held and tripped replicas come back without a request leaving them (case C17)."""
+        if self.count:
+            self.look([model for model, line in self._lines.items() if line.queue])
+
     def release(self) -> None:
         """The table is new: depths and replicas are others, and models may have none any more."""
         fleet = self._core.fleet

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from controller.router.auth import Key
     from controller.router.body import Asked
+    from controller.router.choose import Want
     from controller.router.core import Core
     from controller.router.errors import ApiError
     from controller.router.exchange import Exchange
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from controller.router.http1 import Request
     from controller.router.waiters import Waiters
 
-RECONNECT_S = 0.1  # a lone engine that restarts gets its port back within a moment
+LOOK_AGAIN_S = 0.1  # while a replica's probe is out
 MAX_CONNECT_FAILURES = 10
 
 
@@ -38,36 +39,21 @@ class Attempts(Timed):
     """Where one request was sent so far. Methods that can fail return the error for the client."""
 
     __slots__ = (
-        "_body",
-        "_chain",
-        "_connect_failures",
-        "_core",
-        "_exchange",
-        "_given",
-        "_may_fall_back",
-        "_pinned",
-        "_request",
-        "_resent",
-        "_tried",
-        "ask_usage",
-        "asked",
-        "chose_fallback",
-        "count",
-        "fallback",
-        "key",
-        "model",
-        "queued_s",
-        "serving",
-        "started",
-        "target",
-        "up",
-        "wait_until",
-        "waits",
-        "waits_since",
+        "_body", "_chain", "_connect_failures", "_core", "_exchange", "_given", "_may_fall_back",
+        "_pinned", "_request", "_resent", "_tried", "ask_usage", "asked", "chose_fallback", "count",
+        "fallback", "key", "model", "queued_s", "serving", "started", "target", "up", "wait_until",
+        "waits", "waits_since", "want",
     )  # fmt: skip
 
     def __init__(
-        self, core: Core, exchange: Exchange, request: Request, asked: Asked, model: str, key: Key
+        self,
+        core: Core,
+        exchange: Exchange,
+        request: Request,
+        asked: Asked,
+        model: str,
+        key: Key,
+        want: Want,
     ) -> None:
         super().__init__()
         self._core = core
@@ -77,6 +63,7 @@ class Attempts(Timed):
         self.key = key
         self.model = model  # what the client's name means
         self.serving = model  # what is asked now: the model, or one of its fallbacks
+        self.want = want
         self.fallback: str | None = None  # why it is not the model
         self.chose_fallback = False  # the request's own header said when
         self.started = time.monotonic()
@@ -119,7 +106,7 @@ class Attempts(Timed):
             return self._go_on(*self._pinned)
         core, (target, self._given) = self._core, (self._given, None)
         if target is None and not (core.admission.count and core.admission.queues(self.serving)):
-            target = core.fleet.choose(self.serving, self._tried)
+            target = core.fleet.choose(self.serving, self._tried, self.want)
             if target is not None and not self.count:
                 core.stats.model(self.serving).at_once += 1
         if target is not None:
@@ -127,10 +114,17 @@ class Attempts(Timed):
             return None
         error: ApiError | None = errors.no_replica(self.model)
         if core.fleet.serves(self.serving):
-            error = core.admission.enter(self, self._request)
+            error = self._wait_for_place()
         elif core.fleet.wakes(self.model) and self.serving == self.model:
             error = core.waiting.enter(self, self._request)
         return None if error is None else self._instead(error)
+
+    def _wait_for_place(self) -> ApiError | None:
+        """All replicas are full, busy or tripped: queue, unless the first comes back too late."""
+        back_in_s = self._core.fleet.back_at(self.serving) - time.monotonic()
+        if back_in_s > self._core.config.timeouts.queue_s:
+            return errors.cooling_down(self.model, back_in_s)
+        return self._core.admission.enter(self, self._request)
 
     def _go_on(self, replica: str, previous: str) -> ApiError | None:
         target = self._core.fleet.target(self.model, replica)
@@ -184,10 +178,8 @@ class Attempts(Timed):
             self._send(target, fresh=True)
             return None
         verdict = NOT_AGAIN if headed else BY_CAUSE.get(cause, NOT_AGAIN)
-        if cause is Cause.CLOSED_UNANSWERED:
-            self._core.fleet.avoid(target.pool)  # a new connection: it accepts and does not serve
         if verdict.reason == "connect_failed":
-            if self._reconnect(target):
+            if self._reconnect():
                 return None
         elif self._another(verdict):
             return None
@@ -208,6 +200,12 @@ class Attempts(Timed):
         reason = fallbacks.REASONS.get(status)
         return status in BY_STATUS or (reason == "refusal" and reason in self._may_fall_back)
 
+    def blame(self, failure: Failure) -> None:
+        """Let the replica's health know; that an idle connection had died says nothing of it."""
+        stale = failure.cause is Cause.CLOSED_UNANSWERED and failure.reused
+        if self.target is not None and not stale:
+            self.target.pool.failed(failure.cause)
+
     def error_of(self, failure: Failure) -> ApiError:
         why = failure.cause.value.replace("_", " ")
         if failure.cause.is_timeout:
@@ -223,7 +221,8 @@ class Attempts(Timed):
         elif self.waits:
             self.give_up()
         elif self.up is None:
-            self._core.stats.retry("connect_failed")
+            if self._connect_failures:
+                self._core.stats.retry("connect_failed")
             self._exchange.try_again()
 
     def _send(self, target: Target, *, fresh: bool = False) -> None:
@@ -261,7 +260,7 @@ class Attempts(Timed):
         if self._pinned is not None:
             return None
         self._tried = (*self._tried, self.target.pool)
-        return self._core.fleet.choose(self.serving, self._tried)
+        return self._core.fleet.choose(self.serving, self._tried, self.want)
 
     def _may_queue(self) -> bool:
         """Whether replicas that were not tried are ready: then they are only full."""
@@ -270,7 +269,7 @@ class Attempts(Timed):
     def _queue(self) -> bool:
         """Wait for one of them; False when the queue does not take it."""
         self.cancel()
-        return self._core.admission.enter(self, self._request) is None
+        return self._wait_for_place() is None
 
     def _pays(self, reason: str) -> bool:
         """Whether the budget allows an engine to get a request that another one had already."""
@@ -279,9 +278,8 @@ class Attempts(Timed):
         self._core.stats.unaffordable(reason)
         return False
 
-    def _reconnect(self, target: Target) -> bool:
+    def _reconnect(self) -> bool:
         """Nothing was sent, so any other replica may have it; a lone one is asked again soon."""
-        self._core.fleet.avoid(target.pool)
         self._connect_failures += 1
         if self._connect_failures > MAX_CONNECT_FAILURES:
             return False
@@ -292,11 +290,11 @@ class Attempts(Timed):
             return True
         if self._may_queue():
             return self._queue()
-        now = time.monotonic()
-        if now - self.started >= self._core.config.timeouts.connect_s:
-            return False
         self._tried = ()
-        self._core.deadlines.set(self, now + RECONNECT_S)
+        back_at = max(self._core.fleet.back_at(self.serving), time.monotonic() + LOOK_AGAIN_S)
+        if back_at - self.started > self._core.config.timeouts.connect_s:
+            return False
+        self._core.deadlines.set(self, back_at)
         return True
 
     # -- elsewhere -------------------------------------------------------------------------------
@@ -314,7 +312,7 @@ class Attempts(Timed):
             self._chain = fallbacks.chain(self.model, self._core.fleet.names)
         while self._chain:
             name = self._chain.popleft()
-            target = self._core.fleet.choose(name, ())
+            target = self._core.fleet.choose(name, (), self.want)
             if target is None:
                 continue
             if not self._pays("fallback"):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+from controller.router.breaker import BreakerRules
+
 MIB = 1024 * 1024
 
 
@@ -51,6 +53,7 @@ class Timeouts:
     linger_s: float = 5.0  # reading and dropping after an early answer
     upstream_idle_s: float = 30.0  # below the keep-alive of common engines where possible
     refresh_s: float = 2.0
+    peek_s: float = 0.4  # a replica that drains gets nothing new after a second (case C13)
     flush_s: float = 1.0
     drain_s: float = 30.0
     wake_s: float = 120.0  # a request waits so long for a model that runs on demand
@@ -72,13 +75,22 @@ FALLBACK_ON = frozenset(("unavailable", "timeout", "error"))
 
 
 @dataclass(frozen=True, slots=True)
+class Watching:
+    """How often replicas are asked about themselves, in seconds; 0 = never."""
+
+    metrics_s: float = 2.0  # each replica in use, by each process
+    health_s: float = 5.0  # each static endpoint, by each process
+
+
+@dataclass(frozen=True, slots=True)
 class StaticEndpoint:
     """`--endpoint id=URL=model[,model]`: a replica that nobody placed."""
 
     id: str
     url: str
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # empty: whatever its /v1/models says
     depth: int | None = None  # this process sends it so many at once; None: no bound
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +127,6 @@ class RouterConfig:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     retries: Retries = field(default_factory=Retries)
+    watching: Watching = field(default_factory=Watching)
+    scoring: str = "balanced"  # the profile of requests that name none
+    breaker: BreakerRules = field(default_factory=BreakerRules)

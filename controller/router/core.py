@@ -17,6 +17,7 @@ from controller.router.budget import RetryBudget
 from controller.router.deadlines import Deadlines
 from controller.router.fleet import Fleet
 from controller.router.reactor import Reactor
+from controller.router.statics import Statics
 from controller.router.stats import Stats
 from controller.router.stored import Stored, StoredLog
 from controller.router.usage import UsageLog
@@ -49,6 +50,7 @@ class Core:
         self.reactor = Reactor()
         self.deadlines = Deadlines()
         self.fleet = Fleet(config, self.reactor, self.deadlines, Random(seed))  # noqa: S311
+        self.statics = Statics(config)
         self.keys = Keys()
         self.stats = Stats()
         self.budget = RetryBudget(config.retries.ratio, config.retries.floor)
@@ -105,6 +107,9 @@ class Core:
             reasons.append("shutting down")
         if self.table_loaded_at is None:
             reasons.append("the routing table was not read from the database yet")
+        if self.statics.all and not self.fleet.can_serve():
+            found = self.statics.unhealthy().items()
+            reasons += [f"endpoint {name} is unhealthy: {why}" for name, why in found]
         return reasons
 
     def snapshot(self) -> dict[str, Any]:
@@ -127,5 +132,12 @@ class Core:
             "waiting": self.waiting.as_json(),
             "queued": self.admission.as_json(),
             "replicas": [[pool.key, pool.in_flight] for pool in self.fleet.everyone()],
+            "trips": [
+                [pool.key, pool.breaker.trips]
+                for pool in self.fleet.everyone()
+                if pool.breaker.trips
+            ],
+            "statics": [static.as_json() for static in self.statics.all],
+            "endpoints": [pool.as_json() for pool in self.fleet.pools.values()],
             **self.stats.snapshot(),
         }

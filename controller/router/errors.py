@@ -91,6 +91,19 @@ def no_replica(model: str) -> ApiError:
     )
 
 
+def cooling_down(model: str, back_in_s: float) -> ApiError:
+    """All its replicas failed or are busy; the first is asked again in `back_in_s`."""
+    wait_s = max(1, math.ceil(back_in_s))
+    return ApiError(
+        503,
+        "server_error",
+        "replicas_cooling_down",
+        f"Every replica of model '{model}' failed lately or is busy. The first is asked again in "
+        f"{wait_s} s: try again then.",
+        retry_after_s=wait_s,
+    )
+
+
 def woken_too_late(model: str, waited_s: float, why: str | None) -> ApiError:
     """Its replica is still on its way; the start goes on without the client."""
     known = f": {why}" if why else ""

@@ -29,6 +29,7 @@ from controller.router.states import MOVES, State
 from controller.router.stored import Missing, Owner, previous, response_id
 from controller.router.tokens import UNKNOWN, Tokens
 from controller.router.verdict import BY_STATUS
+from controller.router.want import wanted
 
 if TYPE_CHECKING:
     from controller.router.auth import Key
@@ -134,10 +135,14 @@ class Exchange:
         if model is None or not self.key.allows(asked.model, model.name):
             self.refuse(errors.model_not_found(asked.model))
             return
+        want = wanted(self.request, asked.document, self._core.fleet.profile)
+        if isinstance(want, ApiError):
+            self.refuse(want)
+            return
         self.stats = self._core.stats.model(model.name)
         self.stats.in_flight += 1
         self.attempts = attempts = Attempts(
-            self._core, self, self.request, asked, model.name, self.key
+            self._core, self, self.request, asked, model.name, self.key, want
         )
         if self.request.fallback:
             chosen = fallbacks.chosen(self.request.fallback)
@@ -206,7 +211,7 @@ class Exchange:
         assert attempts.target is not None
         attempts.up = None
         self._core.stats.fail_upstream(attempts.target.pool.key, failure.cause.value)
-        attempts.target.pool.failed(failure.cause)
+        attempts.blame(failure)
         try:
             if self._state is State.RELAYING:
                 self._broken(attempts.error_of(failure))

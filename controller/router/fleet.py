@@ -11,12 +11,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from controller.router.choose import choose
+from controller.router.breaker import BUSY, Breaker, Phase
+from controller.router.choose import Group, Want, choose
+from controller.router.scoring import PROFILES, drag, load, smoothed
+from controller.router.signals import Signal
 from controller.router.table import Model, RouteTable
 from controller.router.upstream import Cause, Failure, UpstreamConnection, begin_connecting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from random import Random
 
     from controller.router.config import RouterConfig
@@ -28,16 +31,19 @@ if TYPE_CHECKING:
 Address = tuple[int, tuple[Any, ...]]  # family, socket address
 NO_DEPTH = 1 << 30
 """Depth of a replica that nobody bounds: never reached."""
-AVOID_S = 1.0  # after a failed connection others are preferred for so long
+MOST_DEPTH = 1024  # deeper ones count as so deep when loads are compared
+_UNREACHABLE = frozenset((
+    Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT, Cause.CLOSED_UNANSWERED,
+))  # fmt: skip
 
 
 class Pool:
     """Connections to one replica: idle ones last in, first out."""
 
     __slots__ = (
-        "_fleet", "_idle", "_open", "address", "answers", "authority", "avoid_until", "base",
-        "depth", "endpoint", "failures", "gone", "id", "in_flight", "key", "last_used", "models",
-        "refusals",
+        "_fleet", "_idle", "_open", "address", "authority", "base", "breaker", "depth", "drag",
+        "endpoint", "first_byte_s", "foreign", "gone", "id", "in_flight", "key", "last_used",
+        "models", "ready", "signal", "since", "weight",
     )  # fmt: skip
 
     def __init__(self, fleet: Fleet, replica: Replica, address: Address) -> None:
@@ -52,8 +58,14 @@ class Pool:
         self.depth = NO_DEPTH  # so many of ours at once; more wait in admission
         self.models: tuple[str, ...] = ()
         self.last_used: float | None = None  # monotonic end of the last request
-        self.avoid_until = 0.0
-        self.failures = self.answers = self.refusals = 0
+        self.ready = replica.ready
+        self.weight = replica.weight
+        self.breaker = Breaker(fleet.config.breaker)
+        self.signal = Signal()
+        self.foreign = 0.0  # requests of others that it runs or has queued, as far as we know
+        self.first_byte_s = 0.0  # moving average, 0 = unknown
+        self.since = time.monotonic()  # its share grows from then on
+        self.weigh(self.since)
         self.gone = False
         self._idle: dict[UpstreamConnection, None] = {}
         self._open: set[UpstreamConnection] = set()
@@ -86,7 +98,6 @@ class Pool:
     def take_back(self, connection: UpstreamConnection, *, reusable: bool) -> bool:
         """The answer is complete; whether the connection is kept for the next one."""
         self._leave()
-        self.avoid_until = 0.0
         if (
             reusable
             and not self.gone
@@ -102,24 +113,75 @@ class Pool:
         self._leave()
         self._open.discard(connection)
 
+    def answered(self, status: int) -> None:
+        """An attempt's answer began with this status (of its first event, when that is an error).
+
+        Told once per attempt, when the first of the body is there: what the replica's health is
+        judged by, with `failed` and `busy`.
+        """
+        if status in BUSY:
+            self.busy()
+        elif status >= 500 or not self.breaker.spotless:
+            now, on_trial = time.monotonic(), self.breaker.phase is Phase.HALF_OPEN
+            self.breaker.answered(now, status)
+            if on_trial and self.breaker.closed:
+                self.since = now  # who waited for it must not come all at once (case C17)
+                self.weigh(now)
+                if self._fleet.room is not None:
+                    self._fleet.room(self)
+
+    def failed(self, cause: Cause) -> None:
+        """An attempt failed here. Its whole time being over is the client's affair, not ours."""
+        if cause is not Cause.TOTAL_TIMEOUT:
+            self.breaker.failed(
+                time.monotonic(),
+                unreachable=cause in _UNREACHABLE,
+                chance=self._fleet.random.random(),
+            )
+
+    def busy(self, retry_after_s: float | None = None) -> None:
+        """It said that it has too much to do, and perhaps when to come back."""
+        self.breaker.busy(time.monotonic(), retry_after_s or 0.0, self._fleet.random.random())
+
+    def timed(self, first_byte_s: float) -> None:
+        """An answer's first byte came so long after its request."""
+        self.first_byte_s = smoothed(self.first_byte_s, first_byte_s)
+
+    def weigh(self, now: float) -> None:
+        """Take over what changed of its size, age and cache."""
+        depth = min(self.depth, MOST_DEPTH)
+        self.drag = drag(depth, self.weight, self.signal.kv, now - self.since)
+
+    def take_over(self, replica: Replica, now: float) -> None:
+        """The table was read: the replica as it is there now."""
+        if replica.ready and not self.ready:  # it came back, perhaps as another process
+            self.since = now
+            self.breaker.hurry()
+            self.weigh(now)
+        self.ready = replica.ready
+        depth = NO_DEPTH if replica.depth is None else max(1, replica.depth)
+        if (replica.weight, depth) != (self.weight, self.depth):
+            self.weight, self.depth = replica.weight, depth
+            self.weigh(now)
+
+    def as_json(self) -> dict[str, Any]:
+        """What metrics and people want to know; unknown is absent."""
+        known = self.signal.as_json()
+        if self.first_byte_s:
+            known["first_byte_s"] = self.first_byte_s
+        return {
+            "replica": self.key,
+            "ready": self.ready,
+            "in_flight": self.in_flight,
+            "score": load(self),
+            "breaker": self.breaker.phase.value,
+            **known,
+        }
+
     def forget(self, connection: UpstreamConnection) -> None:
         """An idle connection ended."""
         self._idle.pop(connection, None)
         self._open.discard(connection)
-
-    # -- what its replica did: the breaker's food ------------------------------------------------
-
-    def failed(self, cause: Cause) -> None:
-        """An attempt ended without a whole answer."""
-        self.failures += 1
-
-    def answered(self, status: int) -> None:
-        """It answered, an error included; 500 also for an error in the middle of a stream."""
-        self.answers += 1
-
-    def busy(self, retry_after_s: int | None) -> None:
-        """It has too much to do, and says for how long (None: it does not say)."""
-        self.refusals += 1
 
     def retire(self) -> None:
         """No new requests; idle connections close now, the others when they are done."""
@@ -152,9 +214,8 @@ class Target:
         self.pool = pool
         self.upstream_model = upstream_model
 
-    @property
-    def in_flight(self) -> int:
-        return self.pool.in_flight
+
+USUAL = Want()
 
 
 class Fleet:
@@ -164,14 +225,15 @@ class Fleet:
         self, config: RouterConfig, reactor: Reactor, deadlines: Deadlines, random: Random
     ) -> None:
         self.config = config
+        self.profile = PROFILES[config.scoring]
         self.reactor = reactor
         self.table = RouteTable()
         self.names: dict[str, Model] = {}
         self.pools: dict[str, Pool] = {}
         self.room: Callable[[Pool], None] | None = None  # told of room, while anybody waits for it
         self._deadlines = deadlines
-        self._random = random
-        self._ready: dict[str, list[Target]] = {}
+        self.random = random
+        self._ready: dict[str, Group[Target]] = {}
         self._on_demand: frozenset[str] = frozenset()
         self._leaving: list[Pool] = []
 
@@ -181,9 +243,10 @@ class Fleet:
     def swap(self, table: RouteTable, addresses: Mapping[Endpoint, Address]) -> None:
         """Take over `table`. A replica whose endpoint has no address (DNS) is left out."""
         pools: dict[str, Pool] = {}
-        ready: dict[str, list[Target]] = {}
+        ready: dict[str, Group[Target]] = {}
+        now = time.monotonic()
         for model in table.models:
-            ready[model.name] = targets = []
+            targets: list[Target] = []
             for replica in model.replicas:
                 address = addresses.get(replica.endpoint)
                 if address is None:
@@ -193,9 +256,11 @@ class Fleet:
                     pools[replica.key] = pool
                     pool.models = ()
                 pool.models = (*pool.models, model.name)
-                pool.depth = NO_DEPTH if replica.depth is None else max(1, replica.depth)
+                pool.take_over(replica, now)
                 if replica.ready:
                     targets.append(Target(pool, replica.upstream_model))
+            if targets:
+                ready[model.name] = Group(targets, self._ready.get(model.name))
         self._retire_missing(pools)
         self.table, self.names, self.pools, self._ready = table, table.names(), pools, ready
         self._on_demand = frozenset(model.name for model in table.models if model.on_demand)
@@ -215,7 +280,14 @@ class Fleet:
 
     def serves(self, model: str, tried: tuple[Pool, ...] = ()) -> bool:
         """Whether a replica of the model is ready that was not tried yet, with room or without."""
-        return any(target.pool not in tried for target in self._ready.get(model, ()))
+        group = self._ready.get(model)
+        return group is not None and (
+            not tried or any(target.pool not in tried for target in group.members)
+        )
+
+    def can_serve(self) -> bool:
+        """Whether any model has a ready replica, or starts when it is asked for."""
+        return bool(self._ready or self._on_demand)
 
     def wakes(self, model: str) -> bool:
         """Whether the model starts when it is asked for."""
@@ -223,25 +295,82 @@ class Fleet:
 
     def target(self, model: str, key: str) -> Target | None:
         """This ready replica of the model, None when it is not or no more."""
-        return next((t for t in self._ready.get(model, ()) if t.pool.key == key), None)
+        group = self._ready.get(model)
+        members = () if group is None else group.members
+        return next((target for target in members if target.pool.key == key), None)
 
-    def choose(self, model: str, tried: tuple[Pool, ...]) -> Target | None:
-        """A ready replica of `model` with room that was not tried yet, None when there is none."""
-        ready = self._ready.get(model, [])
-        bits = self._random.getrandbits(32)
+    def choose(self, model: str, tried: tuple[Pool, ...], want: Want = USUAL) -> Target | None:
+        """A ready replica of `model` with room that was not tried yet and may have a request now.
+
+
+        None when there is none: `back_at` then says whether waiting helps.
+        """
+        group = self._ready.get(model)
+        if group is None:
+            return None
+        bits = self.random.getrandbits(32)
+        target = None
         if not tried:
-            target = choose(ready, bits)
+            target = group.pick(bits, want)
             if target is None:
                 return None
-            if not target.pool.avoid_until and target.pool.in_flight < target.pool.depth:
+            pool = target.pool
+            if pool.breaker.closed and pool.in_flight < pool.depth:
                 return target
-        now = time.monotonic()
-        untried = [t for t in ready if t.pool not in tried and t.pool.in_flight < t.pool.depth]
-        return choose([t for t in untried if t.pool.avoid_until <= now] or untried, bits)
+        return self._choose_with_care(group, tried, want, bits, target)
 
-    def avoid(self, pool: Pool) -> None:
-        """A connection to it failed: prefer others for a moment."""
-        pool.avoid_until = time.monotonic() + AVOID_S
+    def _choose_with_care(
+        self,
+        group: Group[Target],
+        tried: tuple[Pool, ...],
+        want: Want,
+        bits: int,
+        first: Target | None,
+    ) -> Target | None:
+        """The choice when not everybody will do: `first`, if it may be probed now, else others."""
+        now = time.monotonic()
+        fit = [
+            target
+            for target in group.members
+            if (pool := target.pool).breaker.admits(now)
+            and pool.in_flight < pool.depth
+            and pool not in tried
+        ]
+        target: Target | None = None
+        if first is not None and first in fit:
+            target = first
+        elif want.key is not None and want.profile.near:
+            target = group.nearest(want.key, fit)
+        target = target or choose(fit, bits, want.profile)
+        if target is not None and not target.pool.breaker.closed:
+            target.pool.breaker.probe(now)
+        return target
+
+    def back_at(self, model: str) -> float:
+        """The monotonic moment when the first of the model's ready replicas may be asked again.
+
+        Past, when one may be asked now or only lacks room (case C17).
+        """
+        return min(target.pool.breaker.back_at for target in self._ready[model].members)
+
+    def tripped(self, now: float) -> dict[int, Breaker]:
+        """Breakers that let nothing through now because of failures, by the replica's row."""
+        return {
+            pool.id: pool.breaker
+            for pool in self.pools.values()
+            if not pool.breaker.closed
+            and pool.id is not None
+            and pool.breaker.phase is not Phase.HELD
+            and pool.breaker.until > now
+        }
+
+    def resume(self, trips: Iterable[Mapping[str, Any]]) -> None:
+        """Take over rows of `route_trips`: breakers that were open when this process started."""
+        now = time.monotonic()
+        for trip in trips:
+            pool = self.pools.get(str(trip["replica_id"]))
+            if pool is not None and pool.breaker.closed:
+                pool.breaker.resume(now + trip["left_s"], trip["pause_s"])
 
     def everyone(self) -> list[Pool]:
         """All pools, those of replicas that left the table too."""

@@ -89,6 +89,10 @@ def _note_priority(request: Request, value: bytes) -> None:
     request.priority = value.strip().lower()
 
 
+def _note_profile(request: Request, value: bytes) -> None:
+    request.profile = value
+
+
 def _note_fallback(request: Request, value: bytes) -> None:
     request.fallback = value
 
@@ -124,6 +128,7 @@ NOTED: dict[bytes, Callable[[Request, bytes], None]] = {
     b"expect": _note_expect,
     b"x-llmgw-explain": _note_explain,
     b"x-llmgw-fallback": _note_fallback,
+    b"x-llmgw-profile": _note_profile,
     b"x-llmgw-priority": _note_priority,
     b"transfer-encoding": _note_transfer,
     b"host": _note_host,

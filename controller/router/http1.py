@@ -34,7 +34,7 @@ class Request:
     __slots__ = (
         "authorization", "authorized", "body", "chunked", "coding", "complete", "expects",
         "explain", "fallback", "flaw", "headers", "hosts", "keep_alive", "length", "method",
-        "origin", "priority", "request_id", "target", "version",
+        "origin", "priority", "profile", "request_id", "target", "version",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -52,6 +52,7 @@ class Request:
         self.explain = False
         self.fallback = b""
         self.priority = b""
+        self.profile = b""  # of scoring
         self.length: int | None = None
         self.chunked = False
         self.expects = False

@@ -6,8 +6,6 @@ from the configuration are merged in each time.
 
 from __future__ import annotations
 
-import math
-import socket
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +13,8 @@ import structlog
 import trio
 
 from controller.router.auth import Key, static_keys
-from controller.router.table import RouteTable, from_rows, from_static, merged
+from controller.router.inquiry import Unanswered, look_up
+from controller.router.table import RouteTable, from_rows, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from controller.router.table import Endpoint
 
 log = structlog.get_logger(__name__)
-
-LOOKUP_S = 2.0  # one name of an endpoint
 
 
 class Pool(Protocol):
@@ -46,7 +43,10 @@ class Refresher:
         self._queries = queries
         self._changed = trio.Event()
         self._addresses: dict[Endpoint, Address] = {}
-        self._looked_up_at = -math.inf
+        self._rows = RouteTable()  # what the database said last
+        self._trips_read = False
+        self._peeked: int | None = None
+        self._one_at_a_time = trio.Lock()
 
     def hint(self, _payload: str = "") -> None:
         """Something changed, or the listening connection is new: read everything soon."""
@@ -57,8 +57,23 @@ class Refresher:
         while True:
             self._changed = trio.Event()
             await self.refresh()
-            with trio.move_on_after(self._core.config.timeouts.refresh_s):
+            await self._news()
+
+    async def _news(self) -> None:
+        """Wait until there is something to read: a hint, a changed replica, or it is time.
+
+        Notifications may be dead and nobody knows yet, so replicas are looked at besides.
+        """
+        times = self._core.config.timeouts
+        until = trio.current_time() + times.refresh_s
+        while (left := until - trio.current_time()) > 0:
+            with trio.move_on_after(min(times.peek_s, left)):
                 await self._changed.wait()
+                return
+            if self._pool is not None:
+                peeked = await self._pool.fetchval(self._queries["route_peek"])
+                if peeked != self._peeked:
+                    return
 
     async def refresh(self) -> None:
         """One full read, then one swap."""
@@ -70,13 +85,13 @@ class Refresher:
 
     async def configured(self) -> None:
         """Take over what the configuration names; it serves while the database is away."""
-        config = self._core.config
-        static = from_static(config.endpoints, config.aliases, config.fallbacks)
-        await self._install(static, static_keys(config.keys), None)
+        self._core.keys.replace(static_keys(self._core.config.keys), None)
+        await self.install()
 
     async def _read(self, pool: Pool) -> None:
         config = self._core.config
         now = float(await pool.fetchval(self._queries["route_now"]))
+        self._peeked = await pool.fetchval(self._queries["route_peek"])  # before what it is of
         rows = await pool.fetch(self._queries["route_keys"])
         models = await pool.fetch(self._queries["route_models"])
         replicas = await pool.fetch(self._queries["route_replicas"], self._core.router_id)
@@ -84,19 +99,23 @@ class Refresher:
         delays: list[Any] = []
         if waited_for:
             delays = await pool.fetch(self._queries["route_waking"], waited_for)
-        static = from_static(config.endpoints, config.aliases, config.fallbacks)
         keys = {**static_keys(config.keys), **keys_from_rows(rows)}
-        await self._install(merged(from_rows(models, replicas), static), keys, now)
+        self._core.keys.replace(keys, now)
+        self._rows = from_rows(models, replicas)
+        await self.install()
         self._core.waiting.told(delays)
+        if not self._trips_read:
+            self._core.fleet.resume(await pool.fetch(self._queries["route_trips"]))
+            self._trips_read = True
 
-    async def _install(
-        self, table: RouteTable, keys: dict[bytes, Key], database_now: float | None
-    ) -> None:
-        self._core.keys.replace(keys, database_now)
-        await self._resolve(table)
-        self._core.fleet.swap(table, self._addresses)
-        self._core.waiting.release()
-        self._core.admission.release()
+    async def install(self) -> None:
+        """Put routes in force: the database's last ones, and those to static endpoints."""
+        async with self._one_at_a_time:
+            table = merged(self._rows, self._core.statics.table())
+            await self._resolve(table)
+            self._core.fleet.swap(table, self._addresses)
+            self._core.waiting.release()
+            self._core.admission.release()
 
     async def _resolve(self, table: RouteTable) -> None:
         """Addresses of all endpoints; names are looked up here, never on the request's way."""
@@ -110,15 +129,10 @@ class Refresher:
 
     async def _look_up(self, endpoint: Endpoint, found: dict[Endpoint, Address]) -> None:
         try:
-            with trio.fail_after(LOOKUP_S):
-                answers = await trio.socket.getaddrinfo(
-                    endpoint.host, endpoint.port, type=socket.SOCK_STREAM
-                )
-        except (OSError, trio.TooSlowError) as error:
+            found[endpoint] = await look_up(endpoint)
+        except Unanswered as error:
             self._core.stats.add("lookup_failures")
             log.warning("endpoint has no address", host=endpoint.host, error=str(error))
-            return
-        found[endpoint] = (answers[0][0], answers[0][4])
 
 
 def keys_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[bytes, Key]:

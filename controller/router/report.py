@@ -28,12 +28,14 @@ class Reporter:
         self._core = core
         self._pool = pool
         self._queries = queries
+        self._told: dict[int, float] = {}  # ends of trips that the database knows
 
     async def run(self) -> None:
         """Report for ever; errors of the database end this call (the supervisor restarts it)."""
         while True:
             await self.flush()
             await self.report_use()
+            await self.report_trips()
             with trio.move_on_after(self._core.config.timeouts.flush_s):
                 await self._core.waiting.news.wait()
 
@@ -56,6 +58,19 @@ class Reporter:
         await self._pool.fetchval(
             self._queries["router_report"], self._core.router_id, self.use(), self.demand()
         )
+
+    async def report_trips(self) -> None:
+        """Breakers that opened since the last time; mostly none, and then nothing is asked."""
+        now = time.monotonic()
+        tripped = self._core.fleet.tripped(now)
+        ends = {replica: breaker.until for replica, breaker in tripped.items()}
+        if ends.items() - self._told.items():
+            rows = [
+                {"replica_id": replica, "left_s": breaker.until - now, "pause_s": breaker.pause_s}
+                for replica, breaker in tripped.items()
+            ]
+            await self._pool.fetchval(self._queries["router_trips"], self._core.router_id, rows)
+        self._told = ends
 
     def demand(self) -> list[dict[str, Any]]:
         """One row per model that is asked for: waiting, running, and how long ago unfound."""

@@ -25,6 +25,7 @@ from controller.router.errors import draining
 from controller.router.listener import Listener, bind
 from controller.router.refresh import Refresher
 from controller.router.report import Reporter
+from controller.router.signals import Signals
 from controller.router.stored import StoredLog
 from controller.router.table import from_static
 
@@ -143,6 +144,10 @@ async def _serve(
         nursery.start_soon(_sweep, core)
         if core.access_log is not None:
             nursery.start_soon(supervise, "access log", core.access_log.run)
+        nursery.start_soon(supervise, "signals", Signals(core).run)
+        if core.statics.all and config.watching.health_s:
+            watch = partial(core.statics.run, refresher.install)
+            nursery.start_soon(supervise, "static endpoints", watch)
         reporter = None
         if pool is not None:
             reporter = Reporter(core, pool, database.queries)
@@ -196,6 +201,7 @@ async def _sweep(core: Core) -> None:
         await trio.sleep(core.deadlines.step)
         try:
             core.deadlines.sweep(time.monotonic())
+            core.admission.look_again()
         except Exception:
             log.exception("a deadline's callback failed")
 

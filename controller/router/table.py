@@ -37,8 +37,9 @@ class Replica:
     id: int | None
     endpoint: Endpoint
     upstream_model: str  # the name the engine answers to
-    ready: bool  # False: draining, finishes what it has
+    ready: bool  # False: draining or unhealthy, finishes what it has
     depth: int | None = None  # this router sends it so many at once; None: no bound
+    weight: float = 1.0  # its share of the requests, against other replicas of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,12 @@ def from_static(
     endpoints: Iterable[StaticEndpoint],
     aliases: Iterable[tuple[str, str]] = (),
     fallbacks: Iterable[tuple[str, tuple[str, ...]]] = (),
+    unhealthy: frozenset[str] = frozenset(),
 ) -> RouteTable:
-    """The table of `--endpoint` options. Raises ValueError for a bad URL or a double id."""
+    """The table of `--endpoint` options; the unhealthy ones, by id, get nothing new.
+
+    Raises ValueError for a bad URL or a double id.
+    """
     by_model: dict[str, list[Replica]] = {}
     seen: set[str] = set()
     for entry in endpoints:
@@ -133,7 +138,8 @@ def from_static(
         seen.add(entry.id)
         endpoint = parse_endpoint(entry.url)
         for name in entry.models:
-            replica = Replica(entry.id, None, endpoint, name, True, entry.depth)
+            ready = entry.id not in unhealthy
+            replica = Replica(entry.id, None, endpoint, name, ready, entry.depth, entry.weight)
             by_model.setdefault(name, []).append(replica)
     named, others = list(aliases), dict(fallbacks)
     return RouteTable(

@@ -74,9 +74,9 @@ class UpstreamConnection(Connection):
 
     __slots__ = (
         "_beat_s", "_begun", "_body", "_complete", "_connecting", "_deadlines", "_extra", "_got",
-        "_head", "_headers", "_heard", "_keep", "_length", "_parser", "_paused", "_step_s",
-        "_timeouts", "_total_due", "_until_close", "_waiting", "_watched", "owner", "pool",
-        "reused",
+        "_head", "_headers", "_heard", "_keep", "_length", "_parser", "_paused", "_sent_at",
+        "_step_s", "_timeouts", "_total_due", "_until_close", "_waiting", "_watched", "owner",
+        "pool", "reused",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +110,7 @@ class UpstreamConnection(Connection):
         self._until_close = False
         self._extra = False
         self._paused = False
+        self._sent_at = 0.0  # 0: the first byte of the answer is here
         self._total_due = 0.0
         self._begun = False  # something of the body came
         self._heard = 0.0  # monotonic moment of the last progress
@@ -123,6 +124,7 @@ class UpstreamConnection(Connection):
         self.owner = owner
         self._total_due = total_due
         self._expect()
+        self._sent_at = self._heard
         self.send(request)
 
     def watch(self, beat_s: float) -> None:
@@ -205,6 +207,9 @@ class UpstreamConnection(Connection):
         head, self._head = self._head, None
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
+        if body and self._sent_at:
+            self.pool.timed(time.monotonic() - self._sent_at)
+            self._sent_at = 0.0
         if self._complete:
             self._release()
         else:

@@ -32,6 +32,22 @@ begin
 end $$;
 comment on function llmgw_core.router_report_v2(uuid, jsonb, jsonb) is 'What a router runs on each replica, and what it has waiting and running for each model; of models it does not name it has nothing. A newly wanted model is news to the leader.';
 
+create or replace function llmgw_core.router_trips_v1(p_router uuid, p_trips jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    at timestamptz := clock_timestamp();
+begin
+    delete from llmgw_core.trip t where t.until < at;
+    insert into llmgw_core.trip as t (replica_id, router_id, until, pause_s)
+        select r.replica_id, p_router, at + make_interval(secs => r.left_s), r.pause_s
+        from jsonb_to_recordset(p_trips) as r (replica_id bigint, left_s double precision, pause_s double precision)
+        where exists (select 1 from llmgw_core.replica x where x.id = r.replica_id)
+        order by r.replica_id  -- one order for all routers: they must not wait for each other in a circle
+        on conflict (replica_id) do update set router_id = excluded.router_id, until = excluded.until, pause_s = excluded.pause_s
+            where excluded.until > t.until;
+end $$;
+comment on function llmgw_core.router_trips_v1(uuid, jsonb) is 'Breakers of a router that are open, and for how many seconds more; those that are over are forgotten.';
+
 create or replace function llmgw.capacity_put_v1(p_actor text, p_model text, p_measured jsonb) returns jsonb
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
@@ -57,4 +73,4 @@ begin
 end $$;
 comment on function llmgw.capacity_put_v1(text, text, jsonb) is 'Keeps a measurement in place of an older one of the same profile and class of node. Answers what is kept. LG005: no such model; LG003: no such profile.';
 
-grant execute on function llmgw_core.router_report_v2(uuid, jsonb, jsonb), llmgw.capacity_put_v1(text, text, jsonb) to llmgw_controller;
+grant execute on function llmgw_core.router_report_v2(uuid, jsonb, jsonb), llmgw_core.router_trips_v1(uuid, jsonb), llmgw.capacity_put_v1(text, text, jsonb) to llmgw_controller;

@@ -17,9 +17,18 @@ left join (select u.replica_id, sum(u.in_flight) as in_flight from llmgw_core.ro
     where u.router_id <> $1::uuid and u.in_flight > 0 group by u.replica_id) o on o.replica_id = r.id
 where r.state in ('ready', 'draining') and r.endpoint is not null;
 
+-- name: route_peek
+-- Another number when a replica came, went or changed its state: a look that costs little.
+select bit_xor(hashtextextended(state, id)) from llmgw_core.replica where state <> 'gone';
+
 -- name: route_waking
 -- What holds up models that requests wait for.
 select model, state, why, failures, retry_s from llmgw.waking where model = any ($1::text[]);
+
+-- name: route_trips
+-- Breakers that routers left open, and for how long still.
+select replica_id, extract(epoch from until - clock_timestamp())::double precision as left_s, pause_s
+from llmgw_core.trip where until > clock_timestamp();
 
 -- name: route_keys
 -- Keys that may be used now or later; a revoked key is simply absent.
@@ -33,6 +42,10 @@ select extract(epoch from clock_timestamp())::double precision as now;
 -- name: usage_flush
 -- Request rows in one batch; a batch sent twice is written once.
 select llmgw_core.usage_flush_v2($1::jsonb);
+
+-- name: router_trips
+-- Breakers of this router that opened.
+select llmgw_core.router_trips_v1($1::uuid, $2::jsonb);
 
 -- name: router_report
 -- What this router runs on each replica, and has waiting and running for each model.

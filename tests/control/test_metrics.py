@@ -29,6 +29,9 @@ def snapshot_of(worker: int, stats: Stats, **more: object) -> dict[str, object]:
         "waiting": [["m", 3]],
         "queued": [["m", 2]],
         "replicas": [["5", 2]],
+        "endpoints": [],
+        "statics": [],
+        "trips": [],
         **stats.snapshot(),
         **more,
     }
@@ -312,3 +315,43 @@ async def test_a_router_that_hangs_or_says_nonsense_costs_a_second_and_no_page(
     assert found["llmgw_scrape_up", (("part", "router"),)] == 1
     assert found["llmgw_upstream_failures_total", (("cause", "reset"), ("replica", "5"))] == 1
     nursery.cancel_scope.cancel()
+
+
+def shown(replica: str, **more: object) -> dict[str, object]:
+    """One replica as one router process tells of it."""
+    known = {"ready": True, "in_flight": 0, "score": 0.0, "breaker": "closed"}
+    return {"replica": replica, **known, "signal": "unknown", **more}
+
+
+def test_replicas_are_told_as_the_processes_see_them():
+    workers = [
+        snapshot_of(
+            0,
+            Stats(),
+            endpoints=[shown("5", score=0.5, breaker="open"), shown("6", kv=0.25)],
+            statics=[{"endpoint": "a", "healthy": True}, {"endpoint": "b", "healthy": False}],
+            trips=[["5", 2]],
+        ),
+        snapshot_of(
+            1,
+            Stats(),
+            endpoints=[shown("5", score=1.5, ready=False, signal="stale_metrics")],
+            statics=[{"endpoint": "a", "healthy": True}],
+            trips=[["5", 1]],
+        ),
+    ]
+    found = {
+        (s.name, *(s.labels[label] for label in sorted(s.labels))): s.value
+        for family in router.families(workers)
+        for s in family.samples
+    }
+    assert found["llmgw_replica_score", "5"] == 1.5
+    assert found["llmgw_replica_ready", "5"] == 0
+    assert found["llmgw_replica_ready", "6"] == 1
+    assert found["llmgw_replica_breaker", "5", "open"] == 1
+    assert found["llmgw_replica_breaker", "5", "closed"] == 1
+    assert found["llmgw_replica_trips_total", "5"] == 3
+    assert found["llmgw_replica_signal", "5", "stale_metrics"] == 1
+    assert found["llmgw_replica_engine_kv_cache_usage", "6"] == 0.25
+    assert ("llmgw_replica_engine_kv_cache_usage", "5") not in found  # unknown is no sample
+    assert (found["llmgw_endpoint_healthy", "a"], found["llmgw_endpoint_healthy", "b"]) == (1, 0)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts
+from controller.router.breaker import BreakerRules
+from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts, Watching
 from controller.router.server import run_router
 from tests.fake_engine import FakeEngine
 from tests.router.wire import Answer, Wire, until
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     import trio
 
     from controller.router.core import Core
+
+
+NEVER_OPEN = BreakerRules(failures_in_row=99, failures_of_20=99, hold_s=0.0, longest_hold_s=0.0)
+"""So that every request reaches an engine, and the budget alone is seen."""
+UNWATCHED = Watching(metrics_s=0, health_s=0)
+"""So that engines see nothing but what a test sends."""
 
 
 class House:
@@ -55,6 +62,7 @@ class House:
             "aliases": (("short", "m"),),
             "handle_signals": False,
             "seed": 1,
+            "watching": UNWATCHED,
             **changes,
         }
         config = RouterConfig(**settings)

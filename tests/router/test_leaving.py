@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from controller.router.breaker import BreakerRules
 from controller.router.config import Retries, Timeouts
+from tests.router.conftest import NEVER_OPEN
 from tests.router.wire import until
 from tests.tcp_proxy import TcpProxy
 
@@ -127,7 +129,7 @@ async def test_A05_closing_right_after_done_is_ok(house: House) -> None:
 async def test_A04_nothing_stays_in_flight_after_a_storm(house: House, quick: Any) -> None:
     house.engine()
     house.engine()
-    await house.start(timeouts=quick)
+    await house.start(timeouts=quick, breaker=BreakerRules(pause_s=0.1, longest_pause_s=0.1))
     hard = [
         {"delay": 5},
         {"tokens": 9, "die_at": 2, "die": "rst"},
@@ -149,8 +151,9 @@ async def test_A04_nothing_stays_in_flight_after_a_storm(house: House, quick: An
     await until(house.idle)
     for wire in wires:
         wire.close()
-    pools = house.core.fleet.everyone()  # who closed without a byte is passed over for a second
-    await until(lambda: all(pool.avoid_until <= time.monotonic() for pool in pools))
+    pools = house.core.fleet.everyone()
+    while not all(pool.breaker.closed for pool in pools):  # what the storm tripped is probed
+        await house.ask()
     before = [len(engine.chats()) for engine in house.engines]
     for _ in range(100):
         assert (await house.ask()).status == 200
@@ -221,7 +224,7 @@ async def test_H08_what_comes_in_one_turn_ends_a_request_once(house: House) -> N
     within one turn: one row each time, and nothing stays counted."""
     house.engine(delay=30)
     house.engine(first_delay=30)
-    await house.start(retries=Retries(1))
+    await house.start(retries=Retries(1), breaker=NEVER_OPEN)
     core, random = house.core, Random(3)
     orders = list(permutations(("reset", "timeout", "leave")))
     for number in range(1000):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 
 from controller.router.auth import Key, Keys, static_keys
 from controller.router.body import Asked, read, rewritten
-from controller.router.choose import choose
 from controller.router.config import StaticEndpoint, StaticKey
 from controller.router.deadlines import NEVER, Deadlines, Timed
 from controller.router.errors import ApiError
@@ -22,32 +19,6 @@ from controller.router.states import MOVES, State
 from controller.router.stats import Stats
 from controller.router.table import from_rows, from_static, merged, parse_endpoint
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, read_usage
-
-
-@dataclass
-class Load:
-    in_flight: int
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_the_choice_is_never_the_worse_of_two(loads: list[int], bits: int) -> None:
-    candidates = [Load(load) for load in loads]
-    chosen = choose(candidates, bits)
-    assert chosen is not None
-    if len(loads) > 1:
-        assert sum(load.in_flight >= chosen.in_flight for load in candidates) >= 2
-
-
-def test_equal_loads_are_spread_and_nobody_is_left_out() -> None:
-    random = Random(7)
-    candidates = [Load(0) for _ in range(5)]
-    for _ in range(5000):
-        chosen = choose(candidates, random.getrandbits(32))
-        assert chosen is not None
-        chosen.in_flight += 1
-    counts = [load.in_flight for load in candidates]
-    assert max(counts) - min(counts) <= 5
-    assert choose([], 3) is None
 
 
 class Bell(Timed):

@@ -9,10 +9,12 @@ import pytest
 import trio
 
 from controller.metrics.router import families
+from controller.router.breaker import BreakerRules
 from controller.router.budget import SPAN_S, RetryBudget
 from controller.router.config import Retries
 from controller.router.upstream import Cause
 from controller.router.verdict import BY_CAUSE, BY_STATUS, Again, judge
+from tests.router.conftest import NEVER_OPEN
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -183,7 +185,7 @@ async def test_C05_retries_stay_a_fraction_while_everything_fails(
 ) -> None:
     for _ in range(3):
         house.engine(**how)
-    await house.start(fallbacks=(("m", ("other",)),))
+    await house.start(fallbacks=(("m", ("other",)),), breaker=NEVER_OPEN)
 
     async def client(number: int) -> None:
         wire = await house.wire()
@@ -239,23 +241,21 @@ async def test_C11_each_failed_hop_counts_for_its_own_replica(house: House) -> N
     house.engine(close="always")
     house.engine(status=503)
     house.engine(status=503)
-    await house.start(retries=PLENTY)
-    pools = house.core.fleet.pools
-    while not all(p.failures + p.refusals for p in pools.values()):
+    rules = BreakerRules(failures_in_row=1, pause_s=60.0, longest_pause_s=60.0)
+    await house.start(retries=PLENTY, breaker=rules)
+    breakers = {key: pool.breaker for key, pool in house.core.fleet.pools.items()}
+    while not len(house.engines[0].chats()):
         await house.ask()
-        for pool in pools.values():
-            pool.avoid_until = 0.0
-    totals = {key: (p.failures, p.refusals) for key, p in pools.items()}
-    engines = [len(engine.chats()) for engine in house.engines]
-    assert totals == {"e0": (engines[0], 0), "e1": (0, engines[1]), "e2": (0, engines[2])}
-    assert house.core.stats.upstream_failures == {("e0", "closed_unanswered"): engines[0]}
+    seen = {key: (breaker.trips, breaker.phase.value) for key, breaker in breakers.items()}
+    assert seen == {"e0": (1, "open"), "e1": (0, "held"), "e2": (0, "held")}
+    assert house.core.stats.upstream_failures == {("e0", "closed_unanswered"): 1}
 
 
 async def test_an_error_in_the_middle_of_a_stream_counts_as_a_failure(house: House) -> None:
     house.engine(error_at=2)
     await house.start()
     pool = house.core.fleet.pools["e0"]
-    before = pool.answers
+    assert pool.breaker.spotless
     answer = await house.ask(stream=True)
     assert json.loads(answer.events[2])["error"]
-    assert pool.answers == before + 2  # 200 at its first token, then 500
+    assert not pool.breaker.spotless  # 200 at its first token, then a failure

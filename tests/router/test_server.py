@@ -27,7 +27,7 @@ QUERIES = {
     name: name
     for name in (
         "route_now", "route_keys", "route_models", "route_replicas", "route_waking",
-        "usage_flush", "router_report",
+        "route_peek", "route_trips", "usage_flush", "router_report", "router_trips",
     )
 }  # fmt: skip
 
@@ -142,6 +142,7 @@ class Shelf:
         await self._reach()
         tables = {
             "route_keys": self.keys, "route_models": self.models, "route_replicas": self.replicas,
+            "route_trips": [],
             "route_waking": [row for row in self.waking if row["model"] in (*args, [])[0]],
         }  # fmt: skip
         return tables[sql]

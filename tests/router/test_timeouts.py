@@ -13,6 +13,7 @@ import openai
 import pytest
 import trio
 
+from controller.router.breaker import Breaker, BreakerRules
 from controller.router.config import Retries, Timeouts
 from tests.router.wire import until
 from tests.tcp_proxy import TcpProxy
@@ -285,7 +286,7 @@ async def test_C16_a_request_for_an_engine_that_is_gone_is_picked_again(
         pools = house.core.fleet.pools
         slowest = 0.0
         for _ in range(100):
-            pools["e0"].avoid_until = 0.0  # it looks as good as ever
+            pools["e0"].breaker = Breaker(BreakerRules())  # it looks as good as ever
             began = time.monotonic()
             assert (await house.ask()).status == 200
             slowest = max(slowest, time.monotonic() - began)

@@ -1,0 +1,105 @@
+"""A question to an engine off the hot path: one GET on a connection of its own, in plain Trio.
+
+For metrics, health and model lists. Everything is bounded: time, bytes, and nothing is kept open.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, NamedTuple
+
+import httptools
+import trio
+
+if TYPE_CHECKING:
+    from controller.router.fleet import Address
+    from controller.router.table import Endpoint
+
+LOOKUP_S = 2.0  # one name of an endpoint
+PIECE = 64 * 1024
+_REQUEST = b"GET %b HTTP/1.1\r\nhost: %b\r\naccept: */*\r\nconnection: close\r\n\r\n"
+
+
+class Unanswered(Exception):
+    """No usable answer came; the message says why."""
+
+
+class Reply(NamedTuple):
+    """Status and body."""
+
+    status: int
+    body: bytes
+
+
+class _Answer:
+    """What httptools calls while it parses."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.complete = False
+        self.ends_with_the_connection = False
+        self._framed = False
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        self._framed |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self.ends_with_the_connection = not self._framed
+
+    def on_body(self, piece: bytes) -> None:
+        self.parts.append(piece)
+        self.size += len(piece)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+async def look_up(endpoint: Endpoint) -> Address:
+    """The address of an endpoint's name. Raises Unanswered when it has none."""
+    try:
+        with trio.fail_after(LOOKUP_S):
+            found = await trio.socket.getaddrinfo(
+                endpoint.host, endpoint.port, type=socket.SOCK_STREAM
+            )
+    except (OSError, trio.TooSlowError) as error:
+        raise Unanswered(f"{endpoint.host} has no address: {error}") from None
+    return found[0][0], found[0][4]
+
+
+async def get(
+    address: Address, authority: bytes, path: bytes, *, within_s: float, most_bytes: int
+) -> Reply:
+    """The answer to GET `path`. Raises Unanswered when none came in time or it is too large."""
+    request = _REQUEST % (path, authority)
+    try:
+        with (
+            trio.fail_after(within_s),
+            trio.socket.socket(address[0], trio.socket.SOCK_STREAM) as sock,
+        ):
+            await sock.connect(address[1])
+            stream = trio.SocketStream(sock)
+            await stream.send_all(request)
+            return await _read(stream, most_bytes)
+    except trio.TooSlowError:
+        raise Unanswered(f"no answer within {within_s:g} s") from None
+    except httptools.HttpParserError:
+        raise Unanswered("its answer is no HTTP") from None
+    except (OSError, trio.BrokenResourceError) as error:
+        raise Unanswered(str(error) or "the connection broke") from None
+
+
+async def _read(stream: trio.SocketStream, most_bytes: int) -> Reply:
+    answer = _Answer()
+    parser = httptools.HttpResponseParser(answer)
+    while not answer.complete:
+        piece = await stream.receive_some(PIECE)
+        if not piece:
+            break
+        parser.feed_data(piece)
+        if answer.size > most_bytes:
+            raise Unanswered(f"its answer is over {most_bytes} bytes")
+    status = parser.get_status_code()
+    if not (answer.complete or answer.ends_with_the_connection):
+        raise Unanswered("its answer ended early")
+    return Reply(status, b"".join(answer.parts))

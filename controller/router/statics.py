@@ -1,0 +1,161 @@
+"""Static endpoints (`--endpoint`): whether they are healthy, and which models they serve.
+
+Nobody else watches them. Each is asked for /health, or /v1/models where it has none; one that
+misses twice leaves the choice until it answers again. An endpoint without named models serves
+what its /v1/models lists, read again now and then.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import trio
+
+from controller.router.inquiry import Reply, Unanswered, get, look_up
+from controller.router.table import from_static, parse_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from controller.router.config import RouterConfig, StaticEndpoint
+    from controller.router.table import RouteTable
+
+TICK_S = 0.25
+SOON_S = 1.0  # unhealthy or not known yet
+WITHIN_S = 2.0
+MISSES = 2  # in a row; one may be an accident
+MODELS_EVERY_S = 30.0
+MOST_MODELS = 1000
+MOST_NAME = 256
+MOST_BYTES = 4 * 1024 * 1024
+AT_ONCE = 16
+NO_HEALTH = frozenset((404, 405, 501))
+GUARDED = frozenset((401, 403))  # it wants a key, so it is alive
+
+
+class Static:
+    """One endpoint and what is known of it."""
+
+    def __init__(self, entry: StaticEndpoint) -> None:
+        self.entry = entry
+        self.endpoint = parse_endpoint(entry.url)
+        self.models = entry.models
+        self.healthy = True  # until the contrary is known: its first requests need not wait
+        self.why: str | None = None
+        self.misses = 0
+        self.next_at = -math.inf
+        self.models_at = -math.inf
+
+    def missed(self, why: str) -> bool:
+        """No good answer; whether that changes anything."""
+        self.misses += 1
+        if self.misses < MISSES:
+            return False
+        changed, self.healthy, self.why = self.healthy, False, why
+        return changed
+
+    def answered(self) -> bool:
+        """All is well; whether that is new."""
+        changed = not self.healthy
+        self.misses, self.healthy, self.why = 0, True, None
+        return changed
+
+    def as_json(self) -> dict[str, Any]:
+        shown = {"endpoint": self.entry.id, "healthy": self.healthy, "models": list(self.models)}
+        return shown if self.why is None else {**shown, "why": self.why}
+
+
+class Statics:
+    """All of them; one per process."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._every_s = config.watching.health_s
+        self.all = [Static(entry) for entry in config.endpoints]
+
+    def table(self) -> RouteTable:
+        """Routes to them: models as named or found, ready unless unhealthy."""
+        return from_static(
+            (replace(static.entry, models=static.models) for static in self.all),
+            self._config.aliases,
+            self._config.fallbacks,
+            frozenset(static.entry.id for static in self.all if not static.healthy),
+        )
+
+    def unhealthy(self) -> dict[str, str]:
+        """Why, by id."""
+        return {s.entry.id: s.why or "unknown" for s in self.all if not s.healthy}
+
+    async def run(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Ask for ever; `changed` is awaited whenever the table is another."""
+        limit = trio.CapacityLimiter(AT_ONCE)
+        while True:
+            news: list[Static] = []
+            async with trio.open_nursery() as nursery:
+                for static in self.all:
+                    if static.next_at <= time.monotonic():
+                        nursery.start_soon(self._ask, static, limit, news)
+            if news:
+                await changed()
+            await trio.sleep(TICK_S)
+
+    async def _ask(self, static: Static, limit: trio.CapacityLimiter, news: list[Static]) -> None:
+        async with limit:
+            try:
+                before = static.models
+                await check(static)
+                different = static.answered() or static.models != before
+            except Unanswered as error:
+                different = static.missed(str(error))
+            if different:
+                news.append(static)
+            good = static.healthy and not static.misses
+            static.next_at = time.monotonic() + (
+                self._every_s if good else min(SOON_S, self._every_s)
+            )
+
+
+async def check(static: Static) -> None:
+    """Ask one endpoint for its health and, when due, its models; Unanswered says what is wrong."""
+    reply = await _get(static, b"/health")
+    if reply.status in NO_HEALTH:
+        reply = await _get(static, b"/v1/models")
+        if reply.status != 200 and reply.status not in GUARDED:
+            raise Unanswered(f"it has no /health, and its /v1/models says HTTP {reply.status}")
+    elif reply.status != 200 and reply.status not in GUARDED:
+        raise Unanswered(f"its /health says HTTP {reply.status}")
+    if not static.entry.models and time.monotonic() - static.models_at > MODELS_EVERY_S:
+        reply = await _get(static, b"/v1/models")
+        static.models = listed(reply)
+        static.models_at = time.monotonic()
+
+
+async def _get(static: Static, path: bytes) -> Reply:
+    end = static.endpoint
+    address = await look_up(end)
+    return await get(
+        address, end.authority, end.base + path, within_s=WITHIN_S, most_bytes=MOST_BYTES
+    )
+
+
+def listed(reply: Reply) -> tuple[str, ...]:
+    """The models in an answer of /v1/models; Unanswered when it is none."""
+    if reply.status != 200:
+        raise Unanswered(
+            f"its /v1/models says HTTP {reply.status}: name its models, as id=URL=model"
+        )
+    try:
+        document = orjson.loads(reply.body)
+        names = [entry["id"] for entry in document["data"][:MOST_MODELS]]
+    except (ValueError, TypeError, KeyError):
+        raise Unanswered(
+            "its /v1/models is no list of models: name them, as id=URL=model"
+        ) from None
+    found = tuple(n for n in names if isinstance(n, str) and 0 < len(n) <= MOST_NAME)
+    if not found:
+        raise Unanswered("its /v1/models lists no model: name them, as id=URL=model")
+    return tuple(dict.fromkeys(found))

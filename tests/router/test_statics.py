@@ -1,0 +1,163 @@
+"""Static endpoints: health, discovery of models, engines that come later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from controller.config import endpoint
+from controller.router.config import StaticEndpoint, Watching
+from controller.router.inquiry import Reply, Unanswered
+from controller.router.statics import Static, listed
+from tests.router.wire import until
+
+if TYPE_CHECKING:
+    from tests.fake_engine import FakeEngine
+    from tests.router.conftest import House
+
+OFTEN = Watching(metrics_s=0, health_s=0.05)
+
+
+async def started(house: House, *models: str, **how: Any) -> FakeEngine:
+    engine = house.engine(**how)
+    await house.start(endpoints=(StaticEndpoint("e0", engine.url, models),), watching=OFTEN)
+    return engine
+
+
+def served(house: House) -> list[str]:
+    return sorted(house.core.fleet.names)
+
+
+async def test_models_are_discovered_and_read_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.router.statics.MODELS_EVERY_S", 0.05)
+    engine = await started(house, models=["m", "a/b:c"])
+    await until(lambda: "m" in served(house))
+    assert (await house.ask()).status == 200
+    engine.default = {"models": ["m", "new"]}
+    await until(lambda: "new" in served(house))
+    assert "a/b:c" not in served(house)
+
+
+async def test_named_models_are_taken_as_they_are(house: House) -> None:
+    engine = await started(house, "m", models=["other"])
+    await until(lambda: len(engine.records) > 2)
+    assert "other" not in served(house)
+    assert {record.path for record in engine.records} == {"/health"}
+
+
+async def test_an_engine_without_health_is_asked_for_its_models(house: House) -> None:
+    engine = await started(house, "m", health=404)
+    await until(lambda: len(engine.records) > 3)
+    assert {record.path for record in engine.records} == {"/health", "/v1/models"}
+    assert house.core.statics.all[0].healthy
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [({"health": 500}, "its /health says HTTP 500"), ({"close": "always"}, "its answer ended"),
+     ({"health": 404, "models": 500}, "its /v1/models says HTTP 500")],
+)  # fmt: skip
+async def test_an_unhealthy_endpoint_leaves_the_choice_and_says_why(
+    house: House, how: dict[str, Any], why: str
+) -> None:
+    bad, good = house.engine(), house.engine()
+    await house.start(watching=OFTEN)
+    bad.default = how
+    await until(lambda: "e0" in house.core.statics.unhealthy())
+    for _ in range(6):
+        assert (await house.ask()).status == 200
+    assert (len(bad.chats()), len(good.chats())) == (0, 6)
+    (shown,) = (s for s in house.core.snapshot()["statics"] if not s["healthy"])
+    assert why in shown["why"]
+    wire = await house.wire()
+    assert (await wire.get("/readyz", key=None)).status == 200  # the other one serves
+    bad.default = {}
+    await until(lambda: not house.core.statics.unhealthy())
+
+
+async def test_without_any_healthy_endpoint_the_router_is_not_ready(house: House) -> None:
+    engine = await started(house, "m", health=503)
+    wire = await house.wire()
+    await until(house.core.statics.unhealthy)
+    answer = await wire.get("/readyz", key=None)
+    assert answer.status == 503
+    assert answer.json["reasons"] == ["endpoint e0 is unhealthy: its /health says HTTP 503"]
+    assert (await house.ask()).code == "no_ready_replica"
+    engine.default = {}
+    await until(lambda: not house.core.ready_reasons())
+    assert (await house.ask()).status == 200
+
+
+async def test_an_engine_may_come_after_the_router(house: House) -> None:
+    engine = house.engine()
+    engine.stop()
+    await house.start(endpoints=(StaticEndpoint("late", engine.url, ()),), watching=OFTEN)
+    await until(house.core.statics.unhealthy)
+    assert (await house.ask()).status == 404
+    engine.start()
+    await until(lambda: "m" in served(house))
+    assert (await house.ask()).status == 200
+
+
+async def test_an_endpoint_that_returns_is_asked_at_once(house: House) -> None:
+    engine = await started(house, "m", status=500, health=500)
+    await until(house.core.statics.unhealthy)
+    pool = house.core.fleet.pools["e0"]
+    pool.breaker.resume(1e12, 30.0)  # tripped for long
+    engine.default = {}
+    await until(lambda: not house.core.statics.unhealthy())
+    with trio.fail_after(5):
+        assert (await house.ask()).status == 200
+
+
+def test_one_miss_is_forgiven() -> None:
+    static = Static(StaticEndpoint("a", "http://h:1", ("m",)))
+    assert not static.missed("no answer")
+    assert static.healthy
+    static.answered()
+    assert not static.missed("no answer")
+    assert static.missed("HTTP 500")
+    assert (static.healthy, static.why) == (False, "HTTP 500")
+    assert not static.missed("HTTP 502")
+    assert static.answered()
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [(Reply(404, b""), "says HTTP 404"), (Reply(200, b"<html>"), "no list of models"),
+     (Reply(200, b'{"data": 3}'), "no list"), (Reply(200, b'{"data": [{"x": 1}]}'), "no list"),
+     (Reply(200, b'{"data": []}'), "lists no model"), (Reply(200, b'[]'), "no list"),
+     (Reply(200, b'{"data": [{"id": 7}, {"id": ""}]}'), "lists no model")],
+)  # fmt: skip
+def test_lists_that_are_none(reply: Reply, why: str) -> None:
+    with pytest.raises(Unanswered, match=why) as told:
+        listed(reply)
+    assert "id=URL=model" in str(told.value)
+
+
+def test_a_list_is_read_once_per_name() -> None:
+    body = b'{"data": [{"id": "a"}, {"id": "b", "x": 1}, {"id": "a"}]}'
+    assert listed(Reply(200, body)) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [("a=http://h:1=m,n", StaticEndpoint("a", "http://h:1", ("m", "n"))),
+     ("a=http://h:1", StaticEndpoint("a", "http://h:1", ())),
+     ("a=http://h:1;weight=2;depth=9", StaticEndpoint("a", "http://h:1", (), 9, 2.0)),
+     ("a=http://h:1=m;weight=2.5", StaticEndpoint("a", "http://h:1", ("m",), weight=2.5))],
+)  # fmt: skip
+def test_endpoints_as_they_are_written(text: str, entry: StaticEndpoint) -> None:
+    assert endpoint(text) == entry
+
+
+@pytest.mark.parametrize(
+    "text", ["a=http://h:1=", "=http://h:1", "a=h:1=m", "a=http://h:1;weight=0", "a=http://h;weight="]
+)  # fmt: skip
+def test_endpoints_that_are_wrong_are_named(text: str) -> None:
+    with pytest.raises(ValueError, match=text.replace("?", ".")):
+        endpoint(text)
