@@ -348,6 +348,7 @@ def _judge(settings: Settings) -> None:
             "nothing to serve: name a database (LLMGW_DATABASE_URL or [database] url) or "
             "fixed replicas (--endpoint id=URL=model)"
         )
+    _judge_names(settings)
     if settings.role != "router":
         _judge_tokens(settings)
         _judge_tls(settings, "admin_tls_cert", "admin_tls_key")
@@ -365,6 +366,24 @@ def _judge(settings: Settings) -> None:
                 f"admin_listen {settings.admin_listen} would send tokens in clear text: set "
                 "admin_tls_cert and admin_tls_key, or insecure = true behind a proxy that does TLS"
             )
+
+
+def _judge_names(settings: Settings) -> None:
+    """An alias or a fallback of a model that nobody has would be passed over in silence."""
+    fixed = [endpoint(text).models for text in settings.endpoints]
+    if not all(fixed):
+        return  # an endpoint that lists its models itself may have any
+    models = {model for found in fixed for model in found}
+    known = f"fixed replicas (endpoints) serve {', '.join(sorted(models)) or 'no model'}"
+    for alias, model in settings.aliases.items():
+        if model not in models:
+            raise BadConfig(f"aliases: {alias!r} means {model!r}, but {known}")
+    for model, others in settings.fallbacks.items():
+        if model not in models:
+            raise BadConfig(f"fallbacks: {model!r} is no model of ours, {known}")
+        for other in others:
+            if settings.database is None and other not in models | settings.aliases.keys():
+                raise BadConfig(f"fallbacks: {model!r} falls back to {other!r}, but {known}")
 
 
 def _judge_tokens(settings: Settings) -> None:

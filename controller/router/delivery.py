@@ -70,7 +70,7 @@ class Delivery:
         out = b""
         if body:
             out = relay.feed(body)
-            if self.first_byte is None:
+            if self.first_byte is None and relay.begun:
                 self.first_byte = time.monotonic()
         if complete and relay.refusal is None:
             out += relay.finish()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from controller.router.blame import error_of
 from controller.router.errors import ApiError, upstream_failed
-from controller.router.relay import Head, StreamRelay, Wish, error_of
+from controller.router.relay import Head, StreamRelay, Wish
 
 if TYPE_CHECKING:
     from controller.router.config import Limits

@@ -38,6 +38,10 @@ def invalid(code: str, message: str, *, status: int = 400, param: str | None = N
     return ApiError(status, "invalid_request_error", code, message, param)
 
 
+BUSY_S = 1
+"""Come back after so long, when a busy engine does not say it (queues move within a second)."""
+_TOO_SLOW_S = 5
+
 # One body for unknown, malformed, revoked and expired keys, so that none can be told from another.
 BAD_KEY = ApiError(
     401,
@@ -226,11 +230,14 @@ def upstream_failed(model: str, why: str) -> ApiError:
 
 
 def upstream_timeout(model: str, why: str) -> ApiError:
+    """The client may come again, later than after a failure: the engine has more than it can do."""
     return ApiError(
         504,
         "server_error",
         "upstream_timeout",
-        f"The engine that serves model '{model}' was too slow: {why}.",
+        f"The engine that serves model '{model}' was too slow: {why}. Try again in "
+        f"{_TOO_SLOW_S} s, or with less to do.",
+        retry_after_s=_TOO_SLOW_S,
     )
 
 

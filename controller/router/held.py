@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from controller.router.errors import BUSY_S
 from controller.router.verdict import BUSY, judge
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 HELD_BYTES = 65_536
 """An error is a few hundred bytes; what is longer is passed on as it comes."""
-BUSY_S = 1
-"""Come back after so long, when a busy engine does not say it (queues move within a second)."""
 LONGEST_S = 86_400
 
 

@@ -88,6 +88,11 @@ class PlainRelay(Relay):
         """Tokens that passed by, about; None before the first byte."""
         return plain_tokens(self._bytes) if self._bytes else None
 
+    @property
+    def begun(self) -> bool:
+        """Whether something of the answer is there, once a byte came."""
+        return True
+
     def answered(self) -> bool:
         """Whether the client has all it needs although the engine has not finished."""
         return False

@@ -7,9 +7,10 @@ HTTP status. `refusal` set means: nothing was sent, answer with this error inste
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from controller.router.errors import ApiError, upstream_failed
+from controller.router.blame import error_of
+from controller.router.errors import upstream_failed
 from controller.router.http1 import LAST_CHUNK, Headers, chunk, status_line
 from controller.router.sse import Scanner
 from controller.router.tokens import UNKNOWN, Tokens
@@ -17,6 +18,7 @@ from controller.router.tokens import UNKNOWN, Tokens
 if TYPE_CHECKING:
     from controller.router.config import Limits
     from controller.router.dialect import Dialect
+    from controller.router.errors import ApiError
 
 # Connection-level headers of the engine end at us; the length and framing are ours.
 _NOT_RELAYED = frozenset((
@@ -30,6 +32,8 @@ _NOT_RELAYED = frozenset((
 
 ERROR_EVENT = "upstream_error_event"
 """The code of a stream in which the engine itself reported an error."""
+HELD_BYTES = 16_384
+"""So much of comments before the first event is held back with the head."""
 
 
 class Head(NamedTuple):
@@ -122,7 +126,15 @@ class StreamRelay(Relay):
             return (self._frame(out) if out else b"") + (self.broken(self._too_long()) or b"")
         if not out or self.refusal is not None or self._ended:
             return b""
+        if self._head and not scanner.begun:
+            return self._hold_back(out)
         return self._frame(out)
+
+    def _hold_back(self, comments: bytes) -> bytes:
+        """An engine may say that it lives and then fail: until its first event the client has
+        seen nothing, so that another engine may answer."""
+        self._head += chunk(comments) if self._chunks else comments
+        return self._frame(b"") if len(self._head) > HELD_BYTES else b""
 
     def comment(self, text: str) -> bytes:
         """A line that clients of event streams pass over; the head goes before the first."""
@@ -159,6 +171,11 @@ class StreamRelay(Relay):
         self._give_up("partial", error.code)
         return self._frame(self.scanner.failure(error)) + self._last()
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is more of the answer than comments."""
+        return self.scanner.begun
+
     def tokens(self) -> Tokens:
         """What the engine told of its tokens; a failure that it told of is not billed."""
         return UNKNOWN if self.scanner.error is not None else self.scanner.tokens()
@@ -183,19 +200,3 @@ class StreamRelay(Relay):
         if self.untouched and self.scanner.error_first:
             self.refusal = error_of(error, self._wish.model)
         self._give_up("error" if self.scanner.error_first else "partial", ERROR_EVENT)
-
-
-def error_of(error: Any, model: str) -> ApiError:
-    """An engine's first event is an error: the HTTP status that it should have been."""
-    told = error if isinstance(error, dict) else {"message": str(error)}
-    code = told.get("code")
-    status = code if type(code) is int and 400 <= code <= 599 else 502
-    message = str(told.get("message") or f"The engine that serves '{model}' reported an error.")
-    kind = told.get("type")
-    return ApiError(
-        status,
-        kind if isinstance(kind, str) else "server_error",
-        code if isinstance(code, str) else "upstream_error",
-        message[:2000],
-        retry_after_s=1 if status in (429, 503) else None,
-    )

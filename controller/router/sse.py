@@ -97,6 +97,11 @@ class Scanner:
         self._searched = 0
         return self._event(raw) if raw else b""
 
+    @property
+    def begun(self) -> bool:
+        """Whether an event with data came; comments are none."""
+        return bool(self._last) or self.done
+
     def ended_well(self) -> bool:
         """Whether the answer is complete: `[DONE]`, or its API's last word in the last two events
         (engines without `[DONE]` exist)."""

@@ -312,3 +312,17 @@ def test_A37_origins_are_a_list_or_every_one_and_reach_the_router(of, bare, tmp_
     assert "is no origin" in fault(of, STATIC + 'cors = ["https://a.example/"]\n')
     bare.setenv("LLMGW_CORS", "*")
     assert of().cors == ("*",)
+
+
+def test_an_alias_or_fallback_of_a_model_that_nobody_has_is_refused(of, bare):
+    known = STATIC + 'aliases = { chat = "llama" }\n'
+    assert of(known + 'fallbacks = { llama = ["chat"] }\n').fallbacks == {"llama": ("chat",)}
+    told = fault(of, STATIC + 'fallbacks = { llama = ["other"] }\n')
+    serve = "fixed replicas (endpoints) serve llama"
+    assert told == f"fallbacks: 'llama' falls back to 'other', but {serve}"
+    of_a_stranger = STATIC + 'fallbacks = { other = ["llama"] }\n'
+    assert "'other' is no model of ours" in fault(of, of_a_stranger)
+    assert "'chat' means 'other', but" in fault(of, STATIC + 'aliases = { chat = "other" }\n')
+    bare.setenv("LLMGW_DATABASE_URL", "postgresql://h/d")
+    assert of(STATIC + 'fallbacks = { llama = ["other"] }\n')  # it may be in the catalog
+    assert "'other' is no model of ours" in fault(of, of_a_stranger)

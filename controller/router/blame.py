@@ -1,0 +1,54 @@
+"""An engine's error event as the HTTP status that it should have been. Pure.
+
+Told first in a 200 stream it is as good as a status: another replica may be asked, and a client
+that has seen nothing gets an honest answer. Engines tell it as a number in `code`, or in words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.router.errors import BUSY_S, ApiError
+
+_STATUS_OF = {
+    "bad_request_error": 400, "badrequesterror": 400, "context_length_exceeded": 400,
+    "exceed_context_size_error": 400, "invalid_request_error": 400,
+    "not_found_error": 404, "notfounderror": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429, "rate_limit_exceeded": 429, "too_many_requests": 429,
+    "api_error": 500, "internal_error": 500, "internal_server_error": 500,
+    "internalservererror": 500, "server_error": 500,
+    "not_supported_error": 501,
+    "busy": 503, "engine_overloaded": 503, "overloaded": 503, "server_overloaded": 503,
+    "service_unavailable": 503, "service_unavailable_error": 503, "unavailable_error": 503,
+    "deadline_exceeded": 504, "gateway_timeout": 504, "request_timeout": 504, "timeout": 504,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}  # fmt: skip
+"""Words of `code` and `type`: Anthropic (docs.claude.com/en/api/errors), OpenAI
+(platform.openai.com/docs/guides/error-codes), vLLM's and llama.cpp's types."""
+_UNKNOWN = 502
+"""The engine failed, and does not say how."""
+_BUSY = frozenset((429, 503, 529))
+
+
+def error_of(error: Any, model: str) -> ApiError:
+    """The error in an engine's event, which says `error`, with the status that it means."""
+    told = error if isinstance(error, dict) else {"message": str(error)}
+    code, kind = told.get("code"), told.get("type")
+    status = _status(code) or _status(kind) or _UNKNOWN
+    message = str(told.get("message") or f"The engine that serves '{model}' reported an error.")
+    return ApiError(
+        status,
+        kind if isinstance(kind, str) else "server_error",
+        code if isinstance(code, str) else "upstream_error",
+        message[:2000],
+        retry_after_s=BUSY_S if status in _BUSY else None,
+    )
+
+
+def _status(told: Any) -> int | None:
+    if isinstance(told, str):
+        word = told.strip().lower().replace("-", "_").replace(" ", "_")
+        told = int(word) if word.isascii() and word.isdigit() else _STATUS_OF.get(word)
+    return told if type(told) is int and 400 <= told <= 599 else None

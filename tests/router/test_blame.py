@@ -1,0 +1,185 @@
+"""Errors that an engine tells as events: the status they mean, and comments before them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.router.blame import error_of
+from controller.router.config import Limits, Retries
+from controller.router.dialect import CHAT
+from controller.router.relay import HELD_BYTES, Head, StreamRelay, Wish
+from tests.router.wire import until
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
+
+PLENTY = Retries(attempts=3, ratio=1.0, floor=1000)
+PING = ": ping\n\n"
+
+
+# -- the status it means -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"type": "overloaded_error", "message": "Overloaded"}, 529),  # Anthropic
+        ({"type": "rate_limit_error"}, 429),
+        ({"type": "api_error"}, 500),
+        ({"type": "timeout_error"}, 504),
+        ({"type": "request_too_large"}, 413),
+        ({"code": "rate_limit_exceeded", "message": "slow down"}, 429),  # OpenAI
+        ({"code": "server_error"}, 500),
+        ({"code": "context_length_exceeded", "type": "invalid_request_error"}, 400),
+        ({"code": None, "type": "server_error"}, 500),
+        ({"code": 400, "type": "BadRequestError"}, 400),  # vLLM
+        ({"type": "InternalServerError"}, 500),
+        ({"code": 503, "type": "unavailable_error"}, 503),  # llama.cpp
+        ({"code": "503"}, 503),
+        ({"code": "Gateway Timeout"}, 504),
+        ({"code": 502, "type": "overloaded_error"}, 502),  # a number is the more exact word
+        ({"code": 200, "type": "overloaded_error"}, 529),
+        ({"code": True}, 502),
+        ({"code": "odd", "type": ["odd"]}, 502),
+        ({}, 502),
+        ("odd", 502),
+        (7, 502),
+    ],
+)
+def test_A08_an_error_in_words_has_the_status_that_it_means(error: Any, status: int) -> None:
+    found = error_of(error, "m")
+    assert found.status == status
+    assert found.message
+    assert found.retry_after_s == (1 if status in (429, 503, 529) else None)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.text()
+WORDS = st.sampled_from(("code", "type", "message"))
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner)))
+def test_A08_whatever_an_engine_says_is_an_error(error: Any) -> None:
+    found = error_of(error, "m")
+    assert 400 <= found.status <= 599
+    assert all(isinstance(word, str) for word in (found.type, found.code, found.message))
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+async def test_A08_an_overloaded_engine_that_says_so_in_words_is_passed_over(
+    house: House, path: str
+) -> None:
+    told = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    raw = f"event: error\ndata: {json.dumps(told)}\n\n"
+    house.engine(raw=raw)
+    house.engine(raw=raw)
+    house.engine(raw=raw)
+    await house.start(retries=PLENTY)
+    wire = await house.wire()
+    await wire.post(path, {"model": "m", "messages": [], "max_tokens": 5, "stream": True})
+    answer = await wire.answer()
+    assert (answer.status, answer.headers["retry-after"]) == (529, "1")
+    assert answer.json["error"]["type"] == "overloaded_error"
+    assert answer.json["error"]["message"] == "Overloaded"
+    assert [len(engine.chats()) for engine in house.engines] == [1, 1, 1]
+    assert house.core.stats.retries == {"busy": 2}
+    assert sum(pool.refusals for pool in house.core.fleet.everyone()) == 3
+
+
+async def test_A08_an_error_with_no_choices_is_no_success(house: House) -> None:
+    error = {"error": {"message": "capacity", "code": 502}, "choices": []}
+    house.engine(error_first=error)
+    await house.start()
+    pool = house.core.fleet.pools["e0"]
+    before = pool.answers
+    answer = await house.ask(stream=True, stream_options={"include_usage": True})
+    assert (answer.status, answer.json["error"]["message"]) == (502, "capacity")
+    row = await house.row()
+    assert (row["status"], row["http_status"]) == ("error", 502)
+    assert "completion_tokens" not in row
+    assert pool.answers == before + 1
+
+
+# -- comments before it --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap", [None, 0.0])
+@pytest.mark.parametrize("code", [503, 500])
+async def test_A35_an_error_after_an_engines_comments_goes_to_another(
+    house: House, gap: float | None, code: int
+) -> None:
+    error = f'data: {{"error": {{"message": "broken", "code": {code}}}}}\n\n'
+    bad = house.engine(raw=3 * PING + error, byte_gap=gap)
+    house.engine()
+    await house.start(retries=PLENTY)
+    while not bad.chats():
+        answer = await house.ask(stream=True)
+        assert answer.status == 200
+        assert answer.body.startswith(b"data: ")
+        assert b"error" not in answer.body
+        assert b"ping" not in answer.body
+    assert {row["status"] for row in house.rows} == {"ok"}
+    await until(house.idle)
+
+
+async def test_A35_an_error_after_an_engines_comments_keeps_its_status(house: House) -> None:
+    house.engine(raw=PING + 'data: {"error": {"message": "too long", "code": 400}}\n\n')
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert (answer.status, answer.json["error"]["message"]) == (400, "too long")
+
+
+async def test_A35_an_engine_that_dies_after_its_comments_is_a_status(house: House) -> None:
+    house.engine(raw=PING, framing="close")
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert (answer.status, answer.code) == (502, "upstream_failed")
+    row = await house.row()
+    assert row["status"] == "error"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+async def test_A35_an_engines_comments_reach_the_client_with_its_first_event(
+    house: House, line_end: str
+) -> None:
+    event = '{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}'
+    raw = f": ping{line_end}{line_end}: pong{line_end}{line_end}data: {event}{line_end}{line_end}"
+    house.engine(raw=raw, byte_gap=0.001)
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert answer.body == raw.encode()
+    row = await house.row()
+    assert row["status"] == "ok"
+    assert row["ttft_ms"] >= len(raw) - len(event) - 20  # a comment is no token
+
+
+WISH = Wish("m", b"r", True, False, False, CHAT, False, None)
+STREAM = Head(200, [(b"content-type", b"text/event-stream")], None, b"text/event-stream")
+
+
+@pytest.mark.parametrize("chunks", [True, False])
+def test_what_is_held_back_has_a_bound_and_is_not_lost(chunks: bool) -> None:
+    relay = StreamRelay(STREAM, WISH._replace(chunks=chunks), Limits())
+    sent, fed = b"", 0
+    while not sent:
+        assert relay.untouched
+        sent += relay.feed(PING.encode())
+        fed += 1
+        assert fed < HELD_BYTES
+    assert len(sent) < HELD_BYTES + 100
+    sent += relay.feed(PING.encode())
+    assert not relay.untouched
+    assert sent.count(PING.encode()) == fed + 1
+    assert sent.startswith(b"HTTP/1.1 200")
+
+
+def test_our_own_comment_takes_what_is_held_back_along() -> None:
+    relay = StreamRelay(STREAM, WISH, Limits())
+    assert relay.feed(PING.encode()) == b""
+    sent = relay.comment("keep-alive")
+    assert sent.index(b"200 OK") < sent.index(b": ping") < sent.index(b": keep-alive")
+    assert not relay.untouched
