@@ -28,6 +28,7 @@ from controller.router.routes import Kind, Route
 from controller.router.states import MOVES, State
 from controller.router.stored import Missing, Owner, previous, response_id
 from controller.router.tokens import UNKNOWN, Tokens
+from controller.router.vectors import form_of
 from controller.router.verdict import BY_STATUS
 from controller.router.want import wanted
 
@@ -247,7 +248,7 @@ class Exchange:
             self._closes,
             attempts.ask_usage,
             route.dialect,
-            route.vectors and asked.document.get("encoding_format") == "base64",
+            form_of(asked.document) if route.vectors else None,
             orjson.dumps(asked.model) if attempts.renamed else None,
             explain.headers(attempts) + cors if self.request.explain else cors,
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class PlainRelay(Relay):
     """An answer that is not an event stream. It is held and sent whole only where its text must
-    change: a model's name to restore, embeddings to pack."""
+    change: a model's name to restore, embeddings in another form."""
 
     __slots__ = ("_bytes", "_finder", "_held", "_held_bytes", "_limit", "_raw_head", "_unzip")
 
@@ -67,7 +67,7 @@ class PlainRelay(Relay):
         if self._wish.restore is not None:
             body = restore_model(body, self._wish.restore)
         if self._wish.vectors:
-            body = vectors.as_base64(body)
+            body = vectors.in_form(body, self._wish.vectors)
         Relay.__init__(self, _decoded(self._raw_head), self._wish, len(body))
         self._judge()
         return self._frame(body)

@@ -55,7 +55,7 @@ class Wish(NamedTuple):
     close: bool  # the connection ends after this answer
     drop_usage: bool  # we asked for usage, the client did not
     dialect: Dialect
-    vectors: bool  # the client wants embeddings as base64
+    vectors: str | None  # the form that the client wants embeddings in
     restore: bytes | None  # JSON string of the name the client used, when the engine knows another
     extra: tuple[tuple[bytes, bytes], ...] = ()  # header lines of ours
 

@@ -12,9 +12,11 @@ import httpx
 import openai
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controller.router.unzip import Unzip
-from controller.router.vectors import MOST_BYTES, as_base64
+from controller.router.vectors import BASE64, FLOAT, MOST_BYTES, form_of, in_form
 
 if TYPE_CHECKING:
     from tests.router.conftest import House
@@ -135,11 +137,13 @@ async def test_A26_the_sdk_gets_its_vectors(house: House, engine_packs: bool) ->
     await house.start()
     base = f"http://127.0.0.1:{house.port}/v1"
     async with openai.AsyncOpenAI(base_url=base, api_key="sk-test", max_retries=0) as sdk:
-        for more in ({}, {"encoding_format": "base64"}, {"dimensions": 3}):
+        for more in (
+            {}, {"encoding_format": "base64"}, {"encoding_format": "float"}, {"dimensions": 3},
+        ):  # fmt: skip
             for model in ("m", "short"):
                 got = await sdk.embeddings.create(model=model, input=["a", "b"], **more)  # type: ignore[arg-type]
                 found = [entry.embedding for entry in got.data]
-                if more.get("encoding_format"):
+                if more.get("encoding_format") == "base64":
                     assert found == [packed(vector) for vector in NUMBERS]
                 else:
                     assert [pytest.approx(vector) for vector in NUMBERS] == found
@@ -154,6 +158,30 @@ async def test_A26_numbers_asked_for_pass_untouched(house: House) -> None:
     for more in ({}, {"encoding_format": "float"}):
         await wire.post("/v1/embeddings", {"model": "m", "input": "a", **more})
         assert (await wire.answer()).body == embeddings(NUMBERS).encode()
+
+
+async def test_A26_numbers_of_an_engine_that_only_packs(house: House) -> None:
+    house.engine(raw=embeddings([packed(vector) for vector in NUMBERS]))
+    await house.start()
+    wire = await house.wire()
+    for more in ({}, {"encoding_format": "float"}, {"encoding_format": None}):
+        await wire.post("/v1/embeddings", {"model": "m", "input": ["a", "b"], **more})
+        answer = (await wire.answer()).json
+        assert [e["embedding"] for e in answer["data"]] == [pytest.approx(v) for v in NUMBERS]
+        assert [e["index"] for e in answer["data"]] == [0, 1]
+        assert answer["usage"] == {"prompt_tokens": 12, "total_tokens": 12}
+    await wire.post("/v1/embeddings", {"model": "m", "input": "a", "encoding_format": "bytes"})
+    assert (await wire.answer()).body == house.engines[0].default["raw"].encode()
+
+
+async def test_A26_what_an_engine_refuses_is_a_clear_400(house: House) -> None:
+    told = {"error": {"message": "encoding_format: only float", "code": 400}}
+    house.engine(status=400, body=told)
+    await house.start()
+    wire = await house.wire()
+    await wire.post("/v1/embeddings", {"model": "m", "input": "a", "encoding_format": "base64"})
+    answer = await wire.answer()
+    assert (answer.status, answer.json) == (400, told)
 
 
 async def test_A26_a_very_large_answer_passes_as_it_is(house: House) -> None:
@@ -172,7 +200,29 @@ async def test_A26_a_very_large_answer_passes_as_it_is(house: House) -> None:
      b'{"data": [{"embedding": [1, "x"]}]}', b'{"data": [{"embedding": [1e300]}]}'],
 )  # fmt: skip
 def test_answers_that_are_no_embeddings_stay(body: bytes) -> None:
-    assert as_base64(body) == body
+    assert in_form(body, BASE64) == body
+
+
+@pytest.mark.parametrize("text", ["AAAA", "AAAAAA", "AAAA AAAA", "é", "====", "!!!!"])
+def test_what_is_no_packed_vector_stays(text: str) -> None:
+    body = json.dumps({"data": [{"embedding": text}]}).encode()
+    assert in_form(body, FLOAT) == body
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False)))
+def test_A26_a_vector_is_the_same_in_both_forms(vector: list[float]) -> None:
+    body = json.dumps({"data": [{"embedding": vector}]}).encode()
+    text = in_form(body, BASE64)
+    assert json.loads(text)["data"][0]["embedding"] == packed(vector)
+    assert json.loads(in_form(text, FLOAT))["data"][0]["embedding"] == vector
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [("base64", BASE64), ("float", FLOAT), (None, FLOAT), ("bytes", None), (["base64"], None)],
+)
+def test_the_form_is_what_the_request_says(asked: Any, form: str | None) -> None:
+    assert form_of({"encoding_format": asked}) == form
 
 
 # -- choices and usage ---------------------------------------------------------------------------
@@ -224,6 +274,10 @@ async def test_A22_null_usage_takes_the_short_way(
     def never(*_: object) -> bytes:
         raise AssertionError("such an event was split and parsed")
 
+    monkeypatch.setattr(Scanner, "_read", never)
+    renamed = Scanner(10_000, model=b'"short"')
+    for _ in range(5000):
+        assert renamed.feed(chunk) == chunk
     scanner = Scanner(10_000)
     monkeypatch.setattr(Scanner, "_split", never)
     for _ in range(5000):

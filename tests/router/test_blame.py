@@ -157,7 +157,7 @@ async def test_A35_an_engines_comments_reach_the_client_with_its_first_event(
     assert row["ttft_ms"] >= len(raw) - len(event) - 20  # a comment is no token
 
 
-WISH = Wish("m", b"r", True, False, False, CHAT, False, None)
+WISH = Wish("m", b"r", True, False, False, CHAT, None, None)
 STREAM = Head(200, [(b"content-type", b"text/event-stream")], None, b"text/event-stream")
 
 

@@ -10,7 +10,6 @@ import orjson
 import pytest
 import trio
 
-from controller.router.config import Limits
 from tests.router.wire import Wire, chat_body, post_bytes, until
 
 if TYPE_CHECKING:
@@ -66,24 +65,32 @@ async def test_A11_a_last_event_without_blank_line_counts(house: House) -> None:
 
 
 async def test_A11_an_endless_event_is_a_clean_error(house: House) -> None:
-    house.engine(raw="data: " + "x" * 3_000_000)
-    await house.start(limits=Limits(event_bytes=200_000))
+    engine = house.engine(raw="data: " + "x" * 32 * 1024 * 1024)
+    await house.start()
     answer = await house.ask(stream=True)
     assert (answer.status, answer.code) == (502, "upstream_failed")
     await until(house.idle)
+    record = engine.records[0]
+    await until(lambda: record.closed)  # it was cut in the middle: the rest was never read
+    assert not record.answered
 
 
 @pytest.mark.parametrize(
     ("options", "shown"),
     [(None, False), ({"include_usage": False}, False), ({"include_usage": True}, True)],
 )
+@pytest.mark.parametrize("unasked", [False, True])
 async def test_A23_usage_is_shown_only_to_who_asked(
-    house: House, options: Any, shown: bool
+    house: House, options: Any, shown: bool, unasked: bool
 ) -> None:
+    house.engine(usage_always=unasked)
     await house.start()
     fields = {"stream_options": options} if options is not None else {}
     answer = await house.ask(stream=True, **fields)
-    assert ('"usage"' in answer.body.decode()) is shown
+    *pieces, done = [orjson.loads(event) for event in answer.events[:-1]] + answer.events[-1:]
+    assert done == "[DONE]"
+    assert [bool(piece["choices"]) for piece in pieces] == [True] * 3 + [False] * shown
+    assert [piece for piece in pieces if piece.get("usage")] == pieces[3:]
     assert (await house.row())["completion_tokens"] == 3
     assert house.engines[0].records[0].document["stream_options"]["include_usage"] is True
 
@@ -114,10 +121,10 @@ async def test_B07_what_no_engine_tells_is_estimated_and_says_so(house: House) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_alias_is_swapped_and_restored(house: House, stream: bool) -> None:
+async def test_A17_an_alias_is_swapped_and_restored(house: House, stream: bool) -> None:
     await house.start()
     wire = await house.wire()
-    for _ in range(2):  # the length is right: the connection serves again (case A17)
+    for _ in range(2):  # the length is right: the connection serves again
         await wire.post("/v1/chat/completions", chat_body(model="short", stream=stream, extra=1))
         answer = await wire.answer()
         documents = (
