@@ -42,6 +42,9 @@ SOONEST_S = 0.34
 """Fast facts are not written more often than a third of the shortest silence."""
 SILENCE = "update llmgw_core.setting set value = %s where name = 'unreachable_after'"
 JUDGED_S = 30
+MINUTE = 7
+"""Beats in a minute: with the first of each the use of engines is written."""
+NEXT_MINUTE = "update llmgw_core.beat set seen_at = seen_at - interval '1 min'"
 BOOT = "00000000-0000-0000-0000-000000000001"
 SYNC = "select * from agent.sync(%s, 4, %s)"
 MIXTURES = 3
@@ -158,8 +161,10 @@ class Fleet:
 
     def live(self, beats: int) -> None:
         """So many beats of each node, and what is written with them."""
-        for _ in range(beats):
+        for beat in range(beats):
             begun = time.monotonic()
+            if beat % MINUTE == 0:
+                self.admin.execute(NEXT_MINUTE)  # as many dead rows more
             self.number += -self.number % LOAD_EVERY
             self.sync(writes=True)
             time.sleep(max(0.0, begun + SOONEST_S - time.monotonic()))

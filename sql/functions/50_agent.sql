@@ -79,7 +79,7 @@ begin
     if said = s.state and (p_report->>'pid')::int is not distinct from s.pid
         and progress - 'bytes_done' is not distinct from s.fetching - 'bytes_done' and said_error is not distinct from s.error
         and (memory is null) = (s.memory_bytes is null) and (cores is null) = (s.cpu_cores is null)
-        -- What moves by itself waits for the beat, but for each percent of a download.
+        -- What moves by itself waits for its minute, but for each percent of a download.
         and coalesce(100 * abs((progress->>'bytes_done')::numeric - (s.fetching->>'bytes_done')::numeric) < (progress->>'bytes_total')::numeric, true)
         and not (p_due and (progress is distinct from s.fetching
             or coalesce(abs(memory - s.memory_bytes) >= 67108864, false) or coalesce(abs(cores - s.cpu_cores) >= 0.5, false))) then
@@ -92,7 +92,7 @@ begin
         where id = s.id;
     return said <> s.state;
 end $$;
-comment on function llmgw_core.sync_shard(text, jsonb, boolean) is 'Takes what a node says of one shard, with what moves by itself (use, progress) when due; true when its state moved.';
+comment on function llmgw_core.sync_shard(text, jsonb, boolean) is 'Takes what a node says of one shard, with what moves by itself (use, progress) when that is due; true when its state moved.';
 
 create or replace function llmgw_core.sync_shards(p_node text, p_reports jsonb, p_due boolean) returns boolean
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -179,7 +179,9 @@ begin
     -- A delayed report of the same agent must not undo what a later one said.
     if p_report->'shards' <> '[]'  -- most nodes of an idle fleet have none, and come a hundred times a second
         and (was.boot is distinct from said_boot or was.applied_gen is null or said_gen is null or said_gen >= was.applied_gen) then
-        moved := llmgw_core.sync_shards(me, p_report->'shards', due);
+        moved := llmgw_core.sync_shards(me, p_report->'shards',
+            -- Wide rows that every sync passes several times: once a minute.
+            due and date_trunc('minute', clock_timestamp()) is distinct from date_trunc('minute', was.seen_at));
     end if;
     if moved then
         perform nextval('llmgw_core.change');

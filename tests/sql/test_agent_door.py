@@ -217,10 +217,10 @@ def test_an_unchanged_report_writes_no_shard_and_small_use_is_noted_once(fleet):
     version = fleet.value("select xmin::text from llmgw_core.shard")
     fleet.say(node, "ready", shard=shard, pid=100, **use)
     fleet.say(node, "ready", shard=shard, pid=100, **{**use, "cpu_cores": 0.3})
-    fleet.silence(node, 10)
+    fleet.silence(node, 60)
     fleet.say(node, "ready", shard=shard, pid=100, **{**use, "cpu_cores": 0.3})
     assert fleet.value("select xmin::text from llmgw_core.shard") == version
-    fleet.silence(node, 10)
+    fleet.silence(node, 60)
     fleet.say(node, "ready", shard=shard, pid=100, **{**use, "cpu_cores": 2.0})
     assert fleet.value("select cpu_cores from llmgw_core.shard") == 2.0
 
