@@ -262,6 +262,70 @@ def test_F20_the_rule_tells_clocks_apart(text: str, seen: bool) -> None:
     assert bool(LOCAL_CLOCK.search(text)) is seen
 
 
+SCOPES = {"open_nursery", "CancelScope", "fail_after", "fail_at", "move_on_after", "move_on_at"}
+
+
+def own_nodes(function: ast.AST) -> list[ast.AST]:
+    """Everything in a function's body that is not in a function within it."""
+    found: list[ast.AST] = []
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            found += [child, *own_nodes(child)]
+    return found
+
+
+def yields_in_scopes(tree: ast.Module) -> list[int]:
+    """Lines that yield inside a nursery or cancel scope. A context manager's one yield may be:
+    its block is a part of the caller's task, and ends where it began."""
+    lines = []
+    for function in ast.walk(tree):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if any("contextmanager" in ast.unparse(d) for d in function.decorator_list):
+            continue
+        for block in own_nodes(function):
+            if isinstance(block, (ast.With, ast.AsyncWith)) and SCOPES & {
+                getattr(n, "attr", getattr(n, "id", None))
+                for item in block.items
+                for n in ast.walk(item.context_expr)
+            }:
+                inside = own_nodes(block)
+                lines += [n.lineno for n in inside if isinstance(n, (ast.Yield, ast.YieldFrom))]
+    return lines
+
+
+def test_H07_nobody_yields_inside_a_nursery_or_cancel_scope() -> None:
+    names = [name for name in files(".py", *PACKAGES) if "yield" in text_of(name)]
+    assert not [f"{name}:{line}" for name in names for line in yields_in_scopes(tree_of(name))]
+
+
+def test_H07_the_router_answers_without_generators() -> None:
+    """Nothing of an answer can be abandoned between two yields: there are none."""
+    found = [
+        f"{name}:{function.lineno}"
+        for name in files(".py", "controller")
+        if name.startswith("controller/router/")
+        for function in functions(name)
+        if any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in own_nodes(function))
+        and not any("contextmanager" in ast.unparse(d) for d in function.decorator_list)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("async def f():\n async with trio.open_nursery() as n:\n  yield 1", [3]),
+        ("def f():\n with a, move_on_after(1):\n  if b:\n   yield from c", [4]),
+        ("async def f():\n with trio.fail_after(1):\n  def g():\n   yield 1", []),
+        ("@asynccontextmanager\nasync def f():\n with trio.CancelScope():\n  yield", []),
+        ("async def f():\n with trio.fail_after(1):\n  await g()\n yield 1", []),
+    ],
+)
+def test_H07_the_rule_sees_yields(text: str, seen: list[int]) -> None:
+    assert yields_in_scopes(ast.parse(text)) == seen
+
+
 def test_named_queries_say_why() -> None:
     """A name line, then a comment line, then the statement."""
     silent = []

@@ -176,7 +176,7 @@ async def test_a_priority_that_is_none_is_refused_though_nobody_waits(full: Full
 
 
 @pytest.mark.parametrize("headers", [{}, {"x_llmgw_wait": "0.1"}])
-async def test_who_waits_until_its_deadline_is_told_when_to_come_back(
+async def test_A34_who_waits_until_its_deadline_is_told_when_to_come_back(
     full: Full, headers: dict[str, str]
 ) -> None:
     await full.start(timeouts=Timeouts(queue_s=30.0 if headers else 0.1))
@@ -196,7 +196,9 @@ async def test_nonsense_for_a_wait_is_refused(full: Full) -> None:
 
 
 @pytest.mark.parametrize("limits", [Limits(queue=2), Limits(queue_bytes=170)])
-async def test_the_queue_is_bounded(full: Full, limits: Limits) -> None:
+async def test_A34_the_queue_is_bounded_and_says_when_to_come_again(
+    full: Full, limits: Limits
+) -> None:
     await full.start(limits=limits)
     await full.fill()
     wires = await full.queue("a", "b")
@@ -228,7 +230,7 @@ async def test_a_tenant_that_fills_the_queue_gives_way_to_others(full: Full) -> 
     assert full.empty()
 
 
-async def test_who_cannot_make_its_deadline_at_the_pace_of_now_is_refused_at_once(
+async def test_A34_who_cannot_make_its_deadline_at_the_pace_of_now_is_refused_at_once(
     full: Full,
 ) -> None:
     await full.start()

@@ -11,6 +11,7 @@ import openai
 import pytest
 import trio
 
+from controller.metrics.router import families
 from tests import fake_engine
 from tests.fake_engine import FakeEngine
 from tests.router.wire import ShortAnswer, until
@@ -74,8 +75,9 @@ async def check_partial(house: House) -> None:
     assert len(house.rows) == 1
 
 
-async def test_A07_the_sdk_raises(house: House) -> None:
-    house.engine(tokens=9, die_at=3, die="rst")
+@pytest.mark.parametrize("die", ["rst", "fin"])
+async def test_A07_the_sdk_raises(house: House, die: str) -> None:
+    house.engine(tokens=9, die_at=3, die=die)
     await house.start()
 
     def read() -> str:
@@ -214,6 +216,18 @@ async def test_A13_a_restart_between_requests_is_not_seen(house: House) -> None:
         nursery.start_soon(restart)
         assert (await house.ask()).status == 200
     assert house.core.stats.retries["connect_failed"] >= 1
+
+
+async def test_A13_a_connection_that_closes_under_a_request_is_counted(house: House) -> None:
+    engine = house.engine(close="reused")
+    await house.start()
+    for _ in range(5):
+        assert (await house.ask(stream=True)).status == 200
+    assert {row["status"] for row in house.rows} == {"ok"}
+    assert len(engine.chats()) == 9
+    page = families([house.core.snapshot()])
+    (family,) = [each for each in page if each.name == "llmgw_upstream_retries"]
+    assert {s.labels["reason"]: s.value for s in family.samples} == {"stale_connection": 4}
 
 
 async def test_A14a_zero_bytes_on_a_reused_connection_is_sent_again_once(house: House) -> None:

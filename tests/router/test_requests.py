@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ import pytest
 import trio
 import zstandard
 
+from controller.router.body import inflate
 from controller.router.config import Limits
+from controller.router.errors import ApiError
 from tests.router.wire import chat_body, post_bytes, until
 
 if TYPE_CHECKING:
@@ -74,7 +77,7 @@ async def test_B19_all_bad_keys_get_one_answer(house: House) -> None:
     assert house.rows == []
 
 
-async def test_a_known_model_without_replica_is_503_with_retry_after(house: House) -> None:
+async def test_A34_a_known_model_without_replica_is_503_with_retry_after(house: House) -> None:
     house.engine()
     await house.start(aliases=())
     house.core.fleet.swap(house.core.fleet.table, {})
@@ -106,6 +109,13 @@ async def test_A28_nothing_of_ours_and_no_secret_reaches_the_engine(house: House
         chat_body(unknown={"kept": [1, None]}),
         cookie="a=b",
         x_llmgw_profile="latency",
+        x_llmgw_wait="9",
+        x_llmgw_priority="batch",
+        x_llmgw_fallback="none",
+        x_llmgw_explain="1",
+        openai_organization="tenant",
+        openai_project="tenant",
+        proxy_authorization="Basic secret",
         x_api_key="secret",
         x_custom="kept",
         connection="keep-alive, x-hop",
@@ -120,6 +130,15 @@ async def test_A28_nothing_of_ours_and_no_secret_reaches_the_engine(house: House
     assert record.headers["accept-encoding"] == "identity"
     assert record.document == chat_body(unknown={"kept": [1, None]})
     assert record.body == json.dumps(chat_body(unknown={"kept": [1, None]})).encode()
+
+
+async def test_A28_of_a_stream_under_an_alias_only_name_and_usage_change(house: House) -> None:
+    await house.start()
+    answer = await house.ask(model="short", stream=True, metadata={"tag": "mine"}, user="u")
+    assert answer.status == 200
+    sent = chat_body(stream=True, metadata={"tag": "mine"}, user="u")
+    usage = {"stream_options": {"include_usage": True}}
+    assert house.engines[0].records[0].document == {**sent, **usage}
 
 
 async def test_request_ids_are_echoed_made_and_passed_on(house: House) -> None:
@@ -222,6 +241,27 @@ async def test_A20_compressed_bodies_are_understood(house: House, coding: str, d
     for corrupt in (data(body)[:-6], b"rubbish"):
         await wire.post(PATH, corrupt, content_encoding=coding)
         assert (await wire.answer()).status == 400
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"zstd", b"deflate"])
+def test_A20_a_bomb_costs_no_more_memory_than_the_limit(coding: bytes) -> None:
+    machine: Any = {
+        b"gzip": zlib.compressobj(9, zlib.DEFLATED, 31),
+        b"zstd": zstandard.ZstdCompressor().compressobj(),
+        b"deflate": zlib.compressobj(9),
+    }[coding]
+    piece = b" " * (8 * MIB)
+    bomb = b"".join([machine.compress(piece) for _ in range(8)] + [machine.flush()])
+    assert len(bomb) < MIB  # of 64 MiB
+    tracemalloc.start()
+    try:
+        answer = inflate(coding, bomb, MIB)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(answer, ApiError)
+    assert answer.status == 413
+    assert peak < 4 * MIB
 
 
 async def test_A20_an_unknown_coding_is_415(house: House) -> None:

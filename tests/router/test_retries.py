@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from inspect import Parameter, signature
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 import trio
 
 from controller.metrics.router import families
+from controller.router import errors
 from controller.router.breaker import BreakerRules
 from controller.router.budget import SPAN_S, RetryBudget
 from controller.router.config import Retries
@@ -18,6 +22,7 @@ from tests.router.conftest import NEVER_OPEN
 from tests.router.wire import until
 
 if TYPE_CHECKING:
+    from controller.router.errors import ApiError
     from tests.router.conftest import House
 
 PLENTY = Retries(attempts=3, ratio=1.0, floor=1000)
@@ -148,6 +153,29 @@ async def test_A34_a_busy_answer_says_in_seconds_when_to_come_back(
     assert f"retry-after: {told}\r\n".encode() in head
 
 
+def refusals() -> list[ApiError]:
+    """One of each that the router makes itself."""
+    values = {"str": "x", "float": 1.5, "int": 2, "str | None": None}
+    found = []
+    for make in vars(errors).values():
+        if isinstance(make, FunctionType) and make.__annotations__.get("return") == "ApiError":
+            needed = [
+                each for each in signature(make).parameters.values()
+                if each.default is Parameter.empty
+            ]  # fmt: skip
+            found.append(make(*[values[each.annotation] for each in needed]))
+    return found
+
+
+def test_A34_what_is_worth_another_try_says_in_seconds_when() -> None:
+    made = refusals()
+    assert {error.status for error in made} >= {400, 404, 413, 500, 502, 503, 504}
+    assert len(made) > 15
+    for error in made:
+        assert (error.retry_after_s is not None) is (error.status > 500), error.code
+        assert error.retry_after_s is None or error.retry_after_s >= 1
+
+
 async def test_A34_a_busy_event_has_it_too(house: House) -> None:
     house.engine(error_first=CAPACITY)
     await house.start()
@@ -215,23 +243,24 @@ async def test_C05_retries_stay_a_fraction_while_everything_fails(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{"status": 500}, {"status": 503}])
-async def test_C05_one_logical_call_has_a_known_bound(house: House, how: dict[str, Any]) -> None:
-    import openai
-
+@pytest.mark.parametrize("own_retries", [0, openai.DEFAULT_MAX_RETRIES])
+async def test_C05_one_logical_call_has_a_known_bound(
+    house: House, how: dict[str, Any], own_retries: int
+) -> None:
     for _ in range(4):
         house.engine(**how)
     await house.start(fallbacks=(("m", ("other",)),), retries=PLENTY)
 
     def call() -> None:
         url = f"http://127.0.0.1:{house.port}/v1"
-        with openai.OpenAI(base_url=url, api_key="sk-test", max_retries=0) as client:
+        with openai.OpenAI(base_url=url, api_key="sk-test", max_retries=own_retries) as client:
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
 
     with pytest.raises(openai.InternalServerError):
         await trio.to_thread.run_sync(call)
     bound = 3 if how["status"] == 500 else 4  # twice or three times, and one fallback
-    assert hits(house) == bound
-    assert (await house.row())["attempts"] == bound
+    assert [row["attempts"] for row in house.rows] == [bound] * (1 + own_retries)
+    assert hits(house) == bound * (1 + own_retries)
 
 
 # -- every hop counts for its own replica (C11) --------------------------------------------------

@@ -150,7 +150,7 @@ async def test_D19_a_caller_that_leaves_frees_its_place_and_the_wish_stays(house
     assert row["wanted_age_ms"] is not None
 
 
-async def test_who_waits_too_long_is_told_when_to_come_back(house: House) -> None:
+async def test_A34_who_waits_too_long_is_told_when_to_come_back(house: House) -> None:
     await house.start(wake_s=0.2)
     late = await (await house.ask()).answer()
     assert (late.status, late.code) == (503, "model_is_starting")

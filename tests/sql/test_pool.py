@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import pytest
 import trio
 
@@ -10,6 +12,8 @@ from sql.errors import DatabaseAway, Refused, StaleTerm, Unauthorized
 from sql.listen import ListenState, listen
 from sql.pool import open_pool
 from sql.settings import DatabaseSettings
+from tests.router.wire import until
+from tests.tcp_proxy import TcpProxy
 
 
 async def test_jsonb_goes_both_ways(pool):
@@ -59,6 +63,46 @@ async def test_deadline_ends_a_statement(database):
         with pytest.raises(DatabaseAway):
             await pool.fetchval("select pg_sleep(60)")
         assert await pool.fetchval("select 1") == 1
+
+
+@pytest.mark.parametrize("how", ["hold", "blackhole"])
+async def test_H13_a_cancelled_query_ends_at_once_and_the_pool_gets_whole_again(database, how):
+    """The driver's own request to cancel goes over a further connection, which hangs too."""
+    with TcpProxy(urlsplit(database.url).port) as proxy:
+        url = database.controller_url.replace(f":{proxy.target_port}/", f":{proxy.port}/")
+        settings = database.settings(url, pool_size=2, connect_timeout_s=30, command_timeout_s=60)
+        async with open_pool(settings) as pool:
+            scopes = [trio.CancelScope() for _ in range(2)]
+
+            async def ask(scope: trio.CancelScope) -> None:
+                with scope:
+                    await pool.fetchval("select pg_sleep(60)")
+
+            async with trio.open_nursery() as asking:
+                for scope in scopes:
+                    asking.start_soon(ask, scope)
+                await until(lambda: sleeping(database) == 2)
+                proxy.mode = how
+                for scope in scopes:
+                    scope.cancel()
+                asking.cancel_scope.deadline = trio.current_time() + 5  # both must end before
+            assert not asking.cancel_scope.cancelled_caught
+            assert all(scope.cancelled_caught for scope in scopes)
+            proxy.mode = "pass"
+            with trio.fail_after(5):
+                async with pool.transaction() as one, pool.transaction() as other:
+                    assert await one.fetchval("select 1") == await other.fetchval("select 1") == 1
+            assert pool.statistics()["open"] == 2
+
+
+def sleeping(database) -> int:
+    with database.connect() as admin:
+        (count,) = admin.execute(
+            "select count(*) from pg_stat_activity"
+            " where query = 'select pg_sleep(60)' and state = 'active'"
+            " and datname = current_database()"
+        ).fetchone()
+    return count
 
 
 async def test_F01_listen_reconnects_and_reads_again(pool, database, nursery):
