@@ -6,6 +6,7 @@ be swapped, usage asked for, or an engine could read another model in them than 
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 from io import BytesIO
@@ -20,7 +21,7 @@ from controller.router.multipart import find_fields
 CODINGS = frozenset((b"gzip", b"x-gzip", b"zstd", b"deflate"))
 MOST_DEPTH = 254
 """So deep orjson writes a document (it reads 1024); real requests stay below 20."""
-_READ = (b'"model"', b'"stream"')
+_READ = re.compile(rb'"(?:model|stream)"')
 _WANTED = frozenset((b"model", b"stream"))
 _TRUE = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic reads a form
 
@@ -102,15 +103,15 @@ def _unambiguous(raw: bytes, document: dict[str, Any]) -> bytes | None:
     by escaped letters, which no encoder makes.
     """
     deep = raw.count(b"{") + raw.count(b"[") > MOST_DEPTH
-    twice = raw.count(_READ[0]) > 1 or raw.count(_READ[1]) > 1
-    escaped = b"\\u006" in raw or b"\\u007" in raw
-    if not (deep or twice or escaped):
+    named = _READ.findall(raw)
+    escaped = b"\\" in raw and (b"\\u006" in raw or b"\\u007" in raw)
+    if not deep and not escaped and len(named) == len(set(named)):
         return raw
     try:
         ours = orjson.dumps(document)
     except orjson.JSONEncodeError:
         return None
-    lost = any(ours.count(key) < raw.count(key) for key in _READ)
+    lost = len(_READ.findall(ours)) < len(named)
     return ours if lost or escaped else raw
 
 

@@ -48,7 +48,7 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
     told = core.access_log is not None and core.access_log.wants(ending.outcome)
     if not counts and not told:
         return
-    row = _row(core, exchange, ending, now)
+    row = _row(core, exchange, ending, now, first_s)
     if counts:
         core.usage.add(row)
     if told:
@@ -63,7 +63,9 @@ def _first_token_s(exchange: Exchange) -> float | None:
     return None if first is None or asked is None or not asked.stream else first - exchange.started
 
 
-def _row(core: Core, exchange: Exchange, ending: Ending, now: float) -> UsageRow:
+def _row(
+    core: Core, exchange: Exchange, ending: Ending, now: float, first_s: float | None
+) -> UsageRow:
     """What is unknown is None."""
     asked, attempts = exchange.asked, exchange.attempts
     target = None if attempts is None else attempts.target
@@ -78,7 +80,7 @@ def _row(core: Core, exchange: Exchange, ending: Ending, now: float) -> UsageRow
         ending.http_status,
         asked is not None and asked.stream,
         ending.tokens,
-        _first_token_s(exchange),
+        first_s,
         now - exchange.started,
         0 if attempts is None else attempts.count,
         ending.code,

@@ -26,6 +26,8 @@ class Tokens(NamedTuple):
 
 
 UNKNOWN = Tokens()
+_USUAL = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
+"""What most answers tell, and nothing else: read without looking for all other forms."""
 
 
 def read_usage(usage: Any) -> Tokens:
@@ -38,6 +40,8 @@ def read_usage(usage: Any) -> Tokens:
     if not isinstance(usage, dict):
         return UNKNOWN
     get = usage.get
+    if "prompt_tokens" in usage and usage.keys() <= _USUAL and not get("prompt_tokens_details"):
+        return Tokens(_count(get("prompt_tokens")), _count(get("completion_tokens")))
     prompt = _first(get("prompt_tokens"), get("input_tokens"))
     completion = _first(get("completion_tokens"), get("output_tokens"))
     read, made = _count(get("cache_read_input_tokens")), _count(get("cache_creation_input_tokens"))
