@@ -323,6 +323,9 @@ def test_an_alias_or_fallback_of_a_model_that_nobody_has_is_refused(of, bare):
     of_a_stranger = STATIC + 'fallbacks = { other = ["llama"] }\n'
     assert "'other' is no model of ours" in fault(of, of_a_stranger)
     assert "'chat' means 'other', but" in fault(of, STATIC + 'aliases = { chat = "other" }\n')
+    assert of(
+        'endpoints = ["a=http://h:1"]\n' + of_a_stranger.removeprefix(STATIC)
+    )  # it may be there
     bare.setenv("LLMGW_DATABASE_URL", "postgresql://h/d")
     assert of(STATIC + 'fallbacks = { llama = ["other"] }\n')  # it may be in the catalog
     assert "'other' is no model of ours" in fault(of, of_a_stranger)

@@ -206,6 +206,19 @@ async def test_A13_an_idle_connection_that_died_is_replaced(house: House) -> Non
     assert {row["status"] for row in house.rows} == {"ok"}
 
 
+async def test_A13_connections_that_close_as_a_request_comes_are_not_seen(house: House) -> None:
+    engine = house.engine()
+    await house.start()
+    wire = await house.wire()
+    for number in range(60):
+        engine.drop_connections()  # the router hears of both in one turn, in either order
+        await wire.chat(stream=number % 2 == 0)
+        assert (await wire.answer()).status == 200
+    assert {row["status"] for row in house.rows} == {"ok"}
+    assert len(engine.chats()) == 60
+    assert engine.connections == 60
+
+
 async def test_A13_a_restart_between_requests_is_not_seen(house: House) -> None:
     engine = house.engine()
     await house.start()

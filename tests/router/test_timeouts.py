@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +20,7 @@ from tests.router.wire import until
 from tests.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tests.router.conftest import House
 
@@ -147,30 +148,53 @@ async def test_the_time_to_connect_and_the_first_token_do_not_count_between_toke
     assert (await house.row())["status"] == "ok"
 
 
-async def test_C14_pings_of_an_engine_are_no_progress(house: House) -> None:
-    async def pings(stream: trio.SocketStream) -> None:
-        async with stream:
-            await stream.receive_some(65536)
-            await stream.send_all(
-                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-                b"transfer-encoding: chunked\r\n\r\n"
-            )
-            try:
-                while True:
-                    await stream.send_all(b"9\r\n: ping\n\n\n\r\n")
-                    await trio.sleep(0.05)
-            except trio.BrokenResourceError:
-                return
+async def pings(stream: trio.SocketStream) -> None:
+    """An engine that says for ever that it lives."""
+    async with stream:
+        await stream.receive_some(65536)
+        await stream.send_all(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        try:
+            while True:
+                await stream.send_all(b"9\r\n: ping\n\n\n\r\n")
+                await trio.sleep(0.05)
+        except trio.BrokenResourceError:
+            return
 
+
+@asynccontextmanager
+async def before_pings(house: House, timeouts: Timeouts) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, pings, 0)
         port = listeners[0].socket.getsockname()[1]
-        await house.start(f"http://127.0.0.1:{port}", timeouts=replace(LONG, first_token_s=0.4))
+        await house.start(f"http://127.0.0.1:{port}", timeouts=timeouts)
+        yield
+        nursery.cancel_scope.cancel()
+    await until(house.idle)
+
+
+async def test_C14_pings_of_an_engine_are_no_progress(house: House) -> None:
+    async with before_pings(house, replace(LONG, first_token_s=0.4)):
         answer = await house.ask(stream=True)
         assert (answer.status, answer.code) == (504, "upstream_timeout")
         assert list(house.core.stats.upstream_failures) == [("e0", "first_token_timeout")]
-        nursery.cancel_scope.cancel()
-    await until(house.idle)
+
+
+async def test_A35_pings_of_an_engine_are_not_held_back_for_longer_than_silence(
+    house: House,
+) -> None:
+    async with before_pings(house, replace(LONG, first_token_s=1.5, comment_s=0.3)):
+        wire = await house.wire()
+        await wire.chat(stream=True)
+        early = await wire.until(b": keep-alive\n\n")
+        assert early.startswith(b"HTTP/1.1 200")
+        assert early.count(b": ping\n\n") >= 2
+        await wire.until(b": ping\n\n")  # from now on as they come
+        rest = await wire.answer_from_chunks()
+        assert b'"upstream_timeout"' in rest
+        assert rest.endswith(b"data: [DONE]\n\n")
 
 
 # -- silent streams (A35) ------------------------------------------------------------------------
