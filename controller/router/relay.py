@@ -123,7 +123,7 @@ class StreamRelay(Relay):
         if scanner.error is not None and self.outcome == "ok":
             self._told_error()
         if scanner.overflow and not self._ended:
-            return (self._frame(out) if out else b"") + (self.broken(self._too_long()) or b"")
+            return self._whole(out) + (self.broken(self._too_long()) or b"")
         if not out or self.refusal is not None or self._ended:
             return b""
         if self._head and not scanner.begun:
@@ -135,6 +135,10 @@ class StreamRelay(Relay):
         seen nothing, so that another engine may answer."""
         self._head += chunk(comments) if self._chunks else comments
         return self._frame(b"") if len(self._head) > HELD_BYTES else b""
+
+    def _whole(self, last: bytes) -> bytes:
+        """What came before a failure; comments alone do not make it one that is only told."""
+        return self._frame(last) if last and self.scanner.begun else b""
 
     def comment(self, text: str) -> bytes:
         """A line that clients of event streams pass over; the head goes before the first."""
@@ -152,7 +156,7 @@ class StreamRelay(Relay):
             return b""
         if not self.scanner.ended_well() and self.scanner.error is None:
             why = upstream_failed(self._wish.model, "its stream ended before the answer did")
-            return (self._frame(tail) if tail else b"") + (self.broken(why) or b"")
+            return self._whole(tail) + (self.broken(why) or b"")
         if self.scanner.aborted() and self.outcome == "ok":
             self._give_up("partial", "engine_aborted")
         self._ended = True

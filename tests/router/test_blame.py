@@ -133,9 +133,12 @@ async def test_A35_an_error_after_an_engines_comments_keeps_its_status(house: Ho
     assert (answer.status, answer.json["error"]["message"]) == (400, "too long")
 
 
-async def test_A35_an_engine_that_dies_after_its_comments_is_a_status(house: House) -> None:
-    house.engine(raw=PING, framing="close")
-    await house.start()
+@pytest.mark.parametrize("raw", [PING, PING + ": bye", ": bye", PING + "data: " + 300_000 * "x"])
+async def test_A35_an_engine_that_fails_after_its_comments_is_a_status(
+    house: House, raw: str
+) -> None:
+    house.engine(raw=raw, framing="close")
+    await house.start(limits=Limits(event_bytes=200_000))
     answer = await house.ask(stream=True)
     assert (answer.status, answer.code) == (502, "upstream_failed")
     row = await house.row()
