@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from controller.router.core import Core
     from controller.router.errors import ApiError
     from controller.router.fairqueue import Weighted
-    from controller.router.fleet import Pool
     from controller.router.http1 import Request
+    from controller.router.pool import Pool
 
 INTERACTIVE, BATCH = ("interactive", 9.0), ("batch", 1.0)
 """Classes and their weights: while both wait, one turn in ten is a batch request's."""

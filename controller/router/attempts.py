@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from controller.router.core import Core
     from controller.router.errors import ApiError
     from controller.router.exchange import Exchange
-    from controller.router.fleet import Pool, Target
     from controller.router.http1 import Request
+    from controller.router.pool import Pool, Target
     from controller.router.waiters import Waiters
 
 LOOK_AGAIN_S = 0.1  # while a replica's probe is out

@@ -1,4 +1,4 @@
-"""One request's life: admit, read the body, find the model, attempt, relay, settle.
+"""One request's life from its first attempt on: attempt, relay, settle (before: `intake.py`).
 
 A state machine (`states.py`) driven by callbacks of the client's and the engine's connection.
 `_settle` happens exactly once per request, on every way out, and writes its one usage row. What
@@ -7,189 +7,43 @@ was sent to the client is `delivery.py`, where the request was sent is `attempts
 
 from __future__ import annotations
 
-import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
-import trio
 
-from controller.router import bill, errors, explain, fallbacks, local
-from controller.router import body as request_body
+from controller.router import bill, errors, explain
 from controller.router.attempts import Attempts
-from controller.router.checking import admit, aim, read_body
 from controller.router.cors import answer_headers
-from controller.router.delivery import Delivery
-from controller.router.errors import ApiError
 from controller.router.held import Held
+from controller.router.intake import Intake
 from controller.router.record import Ending, record
 from controller.router.relay import ERROR_EVENT, Head, StreamRelay, Wish
-from controller.router.routes import Kind, Route
-from controller.router.states import MOVES, State
-from controller.router.stored import Missing, Owner, previous, response_id
+from controller.router.states import State
+from controller.router.stored import Owner, response_id
 from controller.router.tokens import UNKNOWN, Tokens
 from controller.router.vectors import form_of
 from controller.router.verdict import BY_STATUS
-from controller.router.want import wanted
 
 if TYPE_CHECKING:
     from controller.router.auth import Key
     from controller.router.body import Asked
-    from controller.router.client import ClientConnection
-    from controller.router.core import Core
-    from controller.router.http1 import Request
+    from controller.router.choose import Want
+    from controller.router.errors import ApiError
     from controller.router.plain import PlainRelay
-    from controller.router.stats import ModelStats
     from controller.router.upstream import Failure
 
 CLIENT_CLOSED = 499  # nginx's number for "the client left before an answer"
 
 
-class Exchange:
+class Exchange(Intake):
     """One request of one client."""
 
-    __slots__ = (
-        "_core", "_state", "asked", "attempts", "client", "delivery", "key", "request",
-        "request_id", "route", "row_id", "started", "stats",
-    )  # fmt: skip
-
-    def __init__(self, core: Core, client: ClientConnection, request: Request) -> None:
-        self._core = core
-        self.client = client
-        self.request = request
-        self.started = time.monotonic()
-        self._state = State.CHECKING
-        self.row_id = core.new_row_id()
-        self.request_id = core.request_id(request.request_id, self.row_id)
-        self.route: Route | None = None
-        self.key: Key | None = None
-        self.asked: Asked | None = None
-        self.stats: ModelStats | None = None
-        self.attempts: Attempts | None = None
-        self.delivery = Delivery(client, core.config.limits)
-        client.given = 0
-        core.exchanges += 1
-
-    # -- before an engine ------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """The request is complete: take it as far as one callback can."""
-        admitted = admit(self._core.keys, self.request)
-        if isinstance(admitted, ApiError):
-            self.refuse(admitted)
-            return
-        self.route, self.key = admitted
-        if self.route.kind is not Kind.INFER:
-            self._answer_locally(self.route)
-        elif self._core.draining:
-            self.refuse(errors.draining())
-        elif self.request.coding:
-            self._move(State.INFLATING)
-            limit = self._core.config.limits.inflated_bytes
-            self._core.in_background(
-                trio.to_thread.run_sync,
-                request_body.inflate, self.request.coding, self.request.body, limit,
-                then=self._inflated,
-            )  # fmt: skip
-        else:
-            self._find_model(self.request.body)
-
-    def refuse_head(self, fault: ApiError) -> None:
-        """The body is not here and will not be read; a bad key is told before anything else."""
-        admitted = admit(self._core.keys, self.request) if self.request.method else fault
-        if not isinstance(admitted, ApiError):
-            self.route, self.key = admitted
-        known = isinstance(admitted, ApiError) and admitted.status == errors.BAD_KEY.status
-        self.refuse(errors.BAD_KEY if known else fault)
-
-    def _inflated(self, result: bytes | ApiError | None) -> None:
-        if self._state is not State.INFLATING:
-            return  # the client left meanwhile
-        if not isinstance(result, bytes):
-            self.refuse(result or errors.internal())
-            return
-        try:
-            self._find_model(result)
-        except Exception:
-            self.abandon()
-            raise
-
-    def _answer_locally(self, route: Route) -> None:
-        result = local.answer_locally(self._core, route, self.key, self.request)
-        if isinstance(result, ApiError):
-            self.refuse(result)
-            return
-        status, document = result
-        self._settle("ok", status, None, UNKNOWN)
-        self.client.respond(status, self.request_id, local.encode(document), self.request)
-
-    def _find_model(self, raw: bytes) -> None:
-        assert self.key is not None
-        assert self.route is not None
-        asked = read_body(self.route, self.request, raw)
-        if isinstance(asked, ApiError):
-            self.refuse(asked)
-            return
-        aim(self.route, self.request)
-        self.asked = asked
-        model = self._core.fleet.names.get(asked.model)
-        if model is None or not self.key.allows(asked.model, model.name):
-            self.refuse(errors.model_not_found(asked.model))
-            return
-        want = wanted(self.request, asked.document, self._core.fleet.profile)
-        if isinstance(want, ApiError):
-            self.refuse(want)
-            return
-        self.stats = self._core.stats.model(model.name)
-        self.stats.in_flight += 1
-        self.attempts = attempts = Attempts(
-            self._core, self, self.request, asked, model.name, self.key, want
-        )
-        if self.request.fallback:
-            chosen = fallbacks.chosen(self.request.fallback)
-            if isinstance(chosen, ApiError):
-                self.refuse(chosen)
-                return
-            attempts.allow_fallback(chosen)
-        goes_on_from = previous(asked.document) if self.route.stores else None
-        if goes_on_from is None:
-            self._move(State.WAITING)
-            self.try_again()
-        else:
-            self._find_owner(goes_on_from)
-
-    def _find_owner(self, goes_on_from: str) -> None:
-        """Which replica holds the answer before this one: another router may have begun it."""
-        owner, log = self._core.stored.owner(goes_on_from), self._core.stored_log
-        if owner is not None or log is None:
-            self._found_owner(goes_on_from, owner or Missing())
-            return
-        self._move(State.LOOKING_UP)
-        found = partial(self._looked_up, goes_on_from)
-        self._core.in_background(log.find, goes_on_from, then=found)
-
-    def _looked_up(self, goes_on_from: str, found: Owner | Missing | None) -> None:
-        if self._state is not State.LOOKING_UP:
-            return  # the client left meanwhile
-        try:
-            self._found_owner(goes_on_from, found)
-        except Exception:
-            self.abandon()
-            raise
-
-    def _found_owner(self, goes_on_from: str, owner: Owner | Missing | None) -> None:
-        assert self.attempts is not None
-        assert self.key is not None
-        if owner is None:
-            self.refuse(errors.cannot_look_up())
-        elif isinstance(owner, Missing) or owner.key_id != self.key.id:
-            self.refuse(errors.no_previous(goes_on_from))
-        else:
-            self.attempts.pin(owner.replica, goes_on_from)
-            self._move(State.WAITING)
-            self.try_again()
+    __slots__ = ()
 
     # -- attempts --------------------------------------------------------------------------------
+
+    def _attempting(self, asked: Asked, model: str, key: Key, want: Want) -> Attempts:
+        return Attempts(self._core, self, self.request, asked, model, key, want)
 
     def try_again(self) -> None:
         """Begin the first or, after a pause, a further attempt."""
@@ -433,11 +287,6 @@ class Exchange:
             self.attempts.cancel()
 
     # -- the end ---------------------------------------------------------------------------------
-
-    def _move(self, state: State) -> None:
-        if state not in MOVES[self._state]:
-            raise RuntimeError(f"request {self.row_id} cannot go from {self._state!r} to {state!r}")
-        self._state = state
 
     def _settle(self, outcome: str, http_status: int, code: str | None, tokens: Tokens) -> None:
         self._move(State.SETTLED)

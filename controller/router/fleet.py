@@ -1,22 +1,20 @@
-"""The living side of the routing table: a pool of connections and a count in flight per replica.
+"""The living side of the routing table: which replicas there are, and who gets a request.
 
 Tables are swapped under running requests: a replica that left finishes what it has, then its
-pool goes. In flight is counted here and only here (`take`, then exactly one of `take_back` and
-`give_up`), which is why it returns to zero (case A04).
+pool (`pool.py`) goes.
 """
 
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from controller.router.breaker import BUSY, Breaker, Phase
+from controller.router.breaker import Breaker, Phase
 from controller.router.choose import Group, Want, choose
-from controller.router.scoring import PROFILES, drag, load, smoothed
-from controller.router.signals import Signal
+from controller.router.pool import Pool, Target
+from controller.router.scoring import PROFILES
 from controller.router.table import Model, RouteTable
-from controller.router.upstream import Cause, Failure, UpstreamConnection, begin_connecting
+from controller.router.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -24,196 +22,9 @@ if TYPE_CHECKING:
 
     from controller.router.config import RouterConfig
     from controller.router.deadlines import Deadlines
+    from controller.router.pool import Address
     from controller.router.reactor import Reactor
     from controller.router.table import Endpoint, Replica
-    from controller.router.upstream import Owner
-
-Address = tuple[int, tuple[Any, ...]]  # family, socket address
-NO_DEPTH = 1 << 30
-"""Depth of a replica that nobody bounds: never reached."""
-MOST_DEPTH = 1024  # deeper ones count as so deep when loads are compared
-_UNREACHABLE = frozenset((
-    Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT, Cause.CLOSED_UNANSWERED,
-))  # fmt: skip
-
-
-class Pool:
-    """Connections to one replica: idle ones last in, first out."""
-
-    __slots__ = (
-        "_fleet", "_idle", "_open", "address", "authority", "base", "breaker", "depth", "drag",
-        "endpoint", "first_byte_s", "foreign", "gone", "id", "in_flight", "key", "last_used",
-        "models", "ready", "signal", "since", "weight",
-    )  # fmt: skip
-
-    def __init__(self, fleet: Fleet, replica: Replica, address: Address) -> None:
-        self._fleet = fleet
-        self.key = replica.key
-        self.id = replica.id
-        self.endpoint = replica.endpoint
-        self.authority = replica.endpoint.authority
-        self.base = replica.endpoint.base
-        self.address = address
-        self.in_flight = 0
-        self.depth = NO_DEPTH  # so many of ours at once; more wait in admission
-        self.models: tuple[str, ...] = ()
-        self.last_used: float | None = None  # monotonic end of the last request
-        self.ready = replica.ready
-        self.weight = replica.weight
-        self.breaker = Breaker(fleet.config.breaker)
-        self.signal = Signal()
-        self.foreign = 0.0  # requests of others that it runs or has queued, as far as we know
-        self.first_byte_s = 0.0  # moving average, 0 = unknown
-        self.since = time.monotonic()  # its share grows from then on
-        self.weigh(self.since)
-        self.gone = False
-        self._idle: dict[UpstreamConnection, None] = {}
-        self._open: set[UpstreamConnection] = set()
-
-    def take(
-        self, owner: Owner, request: bytes, total_due: float, *, fresh: bool = False
-    ) -> UpstreamConnection | None:
-        """Send `request` on an idle or a new connection.
-
-        None when no socket could be had; `owner.on_failed` then follows in the next turn.
-        """
-        self.in_flight += 1
-        if self._idle and not fresh:
-            connection = self._idle.popitem()[0]
-        else:
-            try:
-                sock = begin_connecting(self.address[1], self.address[0])
-            except OSError:
-                self._fleet.reactor.call_soon(partial(self._refused, owner))
-                return None
-            connection = self._fleet.connection(sock, self)
-            self._open.add(connection)
-        connection.start(owner, request, total_due)
-        return connection
-
-    def _refused(self, owner: Owner) -> None:
-        self._leave()
-        owner.on_failed(Failure(Cause.CONNECT_FAILED, reused=False))
-
-    def take_back(self, connection: UpstreamConnection, *, reusable: bool) -> bool:
-        """The answer is complete; whether the connection is kept for the next one."""
-        self._leave()
-        if (
-            reusable
-            and not self.gone
-            and len(self._idle) < self._fleet.config.limits.idle_upstreams
-        ):
-            self._idle[connection] = None
-            return True
-        self._open.discard(connection)
-        return False
-
-    def give_up(self, connection: UpstreamConnection) -> None:
-        """The answer will not be complete: the connection is spent."""
-        self._leave()
-        self._open.discard(connection)
-
-    def answered(self, status: int) -> None:
-        """An attempt's answer began with this status (of its first event, when that is an error).
-
-        Told once per attempt, when the first of the body is there: what the replica's health is
-        judged by, with `failed` and `busy`.
-        """
-        if status in BUSY:
-            self.busy()
-        elif status >= 500 or not self.breaker.spotless:
-            now, on_trial = time.monotonic(), self.breaker.phase is Phase.HALF_OPEN
-            self.breaker.answered(now, status)
-            if on_trial and self.breaker.closed:
-                self.since = now  # who waited for it must not come all at once (case C17)
-                self.weigh(now)
-                if self._fleet.room is not None:
-                    self._fleet.room(self)
-
-    def failed(self, cause: Cause) -> None:
-        """An attempt failed here. Its whole time being over is the client's affair, not ours."""
-        if cause is not Cause.TOTAL_TIMEOUT:
-            self.breaker.failed(
-                time.monotonic(),
-                unreachable=cause in _UNREACHABLE,
-                chance=self._fleet.random.random(),
-            )
-
-    def busy(self, retry_after_s: float | None = None) -> None:
-        """It said that it has too much to do, and perhaps when to come back."""
-        self.breaker.busy(time.monotonic(), retry_after_s or 0.0, self._fleet.random.random())
-
-    def timed(self, first_byte_s: float) -> None:
-        """An answer's first byte came so long after its request."""
-        self.first_byte_s = smoothed(self.first_byte_s, first_byte_s)
-
-    def weigh(self, now: float) -> None:
-        """Take over what changed of its size, age and cache."""
-        depth = min(self.depth, MOST_DEPTH)
-        self.drag = drag(depth, self.weight, self.signal.kv, now - self.since)
-
-    def take_over(self, replica: Replica, now: float) -> None:
-        """The table was read: the replica as it is there now."""
-        if replica.ready and not self.ready:  # it came back, perhaps as another process
-            self.since = now
-            self.breaker.hurry()
-            self.weigh(now)
-        self.ready = replica.ready
-        depth = NO_DEPTH if replica.depth is None else max(1, replica.depth)
-        if (replica.weight, depth) != (self.weight, self.depth):
-            self.weight, self.depth = replica.weight, depth
-            self.weigh(now)
-
-    def as_json(self) -> dict[str, Any]:
-        """What metrics and people want to know; unknown is absent."""
-        known = self.signal.as_json()
-        if self.first_byte_s:
-            known["first_byte_s"] = self.first_byte_s
-        return {
-            "replica": self.key,
-            "ready": self.ready,
-            "in_flight": self.in_flight,
-            "score": load(self),
-            "breaker": self.breaker.phase.value,
-            **known,
-        }
-
-    def forget(self, connection: UpstreamConnection) -> None:
-        """An idle connection ended."""
-        self._idle.pop(connection, None)
-        self._open.discard(connection)
-
-    def retire(self) -> None:
-        """No new requests; idle connections close now, the others when they are done."""
-        self.gone = True
-        for connection in self._idle:
-            connection.close()
-            self._open.discard(connection)
-        self._idle.clear()
-
-    def close(self) -> None:
-        """Close everything (the process ends)."""
-        self.retire()
-        for connection in list(self._open):
-            connection.close()
-        self._open.clear()
-
-    def _leave(self) -> None:
-        self.in_flight -= 1
-        self.last_used = time.monotonic()
-        if self._fleet.room is not None:
-            self._fleet.room(self)
-
-
-class Target:
-    """A model on one replica: what `choose` compares."""
-
-    __slots__ = ("pool", "upstream_model")
-
-    def __init__(self, pool: Pool, upstream_model: str) -> None:
-        self.pool = pool
-        self.upstream_model = upstream_model
-
 
 USUAL = Want()
 

@@ -12,7 +12,7 @@ import httptools
 import trio
 
 if TYPE_CHECKING:
-    from controller.router.fleet import Address
+    from controller.router.pool import Address
     from controller.router.table import Endpoint
 
 LOOKUP_S = 2.0  # one name of an endpoint

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from controller.router.core import Core
-    from controller.router.fleet import Address
+    from controller.router.pool import Address
     from controller.router.table import Endpoint
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from controller.router.scoring import RAMP_S
 
 if TYPE_CHECKING:
     from controller.router.core import Core
-    from controller.router.fleet import Pool
+    from controller.router.pool import Pool
 
 TICK_S = 0.5
 USED_S = 10.0  # only replicas that had a request within so long are asked

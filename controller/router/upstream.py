@@ -22,7 +22,7 @@ from controller.router.relay import Head
 if TYPE_CHECKING:
     from controller.router.config import Timeouts
     from controller.router.deadlines import Deadlines
-    from controller.router.fleet import Pool
+    from controller.router.pool import Pool
     from controller.router.reactor import Reactor
 
 

@@ -16,7 +16,7 @@ from controller.router.signals import RARELY_S, STALE_S, Signal, ask, refresh
 from tests.router.wire import until
 
 if TYPE_CHECKING:
-    from controller.router.fleet import Pool
+    from controller.router.pool import Pool
     from tests.router.conftest import House
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
