@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import anthropic
 import pytest
 
-anthropic = pytest.importorskip("anthropic")
-
-from tests.conformance.conftest import KEY  # noqa: E402 - after the check that the library is there
+from tests.conformance.conftest import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 
-openai = pytest.importorskip("openai")
-
-from tests.conformance.conftest import KEY  # noqa: E402 - after the check that the library is there
+from tests.conformance.conftest import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
