@@ -24,6 +24,7 @@ Keys of a behaviour (all optional):
   gzip          true: compress a plain answer or the stream `raw`, and say so
   retry_after   value of that header in a plain answer
   headers       raw header lines in the head of an answer
+  end_delay     seconds between the last byte of an answer and the end of its framing
   metrics       page of /metrics, a status instead, or null: hang     health     status of /health
   models        names in /v1/models, a status instead                 (GET obeys engines' defaults)
 """
@@ -188,7 +189,10 @@ def _read_request(sock: socket.socket, number: int, nth: int) -> Record | None:
     lines = head.decode("latin-1").split("\r\n")
     method, path, _ = lines[0].split(" ")
     pairs = [line.split(":", 1) for line in lines[1:]]
-    headers = {name.lower(): value.strip() for name, value in pairs}
+    headers: dict[str, str] = {}
+    for name, value in pairs:  # one that comes twice is seen to
+        before = headers.get(name.lower())
+        headers[name.lower()] = value.strip() if before is None else f"{before}, {value.strip()}"
     length = int(headers.get("content-length", "0"))
     parts = [body]
     have = len(body)
@@ -319,6 +323,7 @@ class _Answer:
             self._wait(gap)
 
     def _end(self, framing: str) -> None:
+        self._wait(self.how.get("end_delay", 0))
         if framing == "chunked":
             self._send(b"0\r\n\r\n")
         elif framing == "close":

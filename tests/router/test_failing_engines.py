@@ -14,7 +14,7 @@ import trio
 from controller.metrics.router import families
 from tests import fake_engine
 from tests.fake_engine import FakeEngine
-from tests.router.wire import ShortAnswer, until
+from tests.router.wire import ShortAnswer, post_bytes, until
 from tests.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
@@ -196,6 +196,21 @@ async def test_H14_a_cut_plain_answer_is_an_abort(
 
 
 # -- connections ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("die", ["rst", "fin"])
+async def test_H14_where_only_the_close_ends_an_answer_a_cut_one_is_reset(
+    house: House, die: str
+) -> None:
+    """An HTTP/1.0 client has no chunks: an orderly close would make the short answer whole."""
+    house.engine(framing="chunked", die_at=40, die=die, gap=0.05, kind="audio/mpeg", raw="x" * 80)
+    await house.start()
+    wire = await house.wire()
+    data = post_bytes("/v1/audio/speech", {"model": "m", "input": "x"})
+    await wire.send(data.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    with pytest.raises(ShortAnswer):
+        await wire.answer()
+    await until(house.idle)
 
 
 async def test_A13_an_idle_connection_that_died_is_replaced(house: House) -> None:

@@ -112,7 +112,10 @@ async def test_leaving_while_the_engine_does_not_even_accept(house: House) -> No
 
 
 @pytest.mark.slow
-async def test_A05_closing_right_after_done_is_ok(house: House) -> None:
+@pytest.mark.parametrize("end_delay", [0, 30])
+async def test_A05_closing_right_after_done_is_ok(house: House, end_delay: float) -> None:
+    """Also when the engine has said all and has not ended its answer."""
+    house.engine(end_delay=end_delay)
     await house.start()
     for _ in range(200):
         wire = await house.wire()
