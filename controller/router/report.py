@@ -40,7 +40,7 @@ class Reporter:
                 await self._core.waiting.news.wait()
 
     async def flush(self) -> int:
-        """Write all waiting rows; returns how many."""
+        """Write the rows that wait now; returns how many."""
         written = 0
         offset = self._core.keys.database_time(0.0)
         if offset is None:
@@ -51,6 +51,8 @@ class Reporter:
             await self._pool.fetchval(self._queries["usage_flush"], values)
             self._core.usage.written(rows)
             written += len(rows)
+            if len(rows) < BATCH_ROWS:
+                break  # what came meanwhile has time until the next second: else it never ends
         return written
 
     async def report_use(self) -> None:

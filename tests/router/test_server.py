@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts
+from controller.router.report import Reporter
 from controller.router.server import run_router, supervise
 from tests.router.conftest import House
 from tests.router.wire import Wire, until
@@ -323,3 +324,26 @@ async def test_a_failing_loop_is_restarted_with_growing_pauses(autojump_clock: A
     pauses = [b - a for a, b in itertools.pairwise(began)]
     assert pauses == sorted(pauses)
     assert 4 <= len(began) <= 8
+
+
+async def test_rows_that_come_while_others_are_written_wait_for_the_next_second(
+    house: House,
+) -> None:
+    """One row at a time else kept a router writing without a pause, at every load."""
+    await house.start()
+    await house.ask()
+    core = house.core
+    await until(lambda: len(core.usage) == 1)
+    (row,) = core.usage.batch(1)
+
+    class Busy:
+        async def fetchval(self, _: str, values: list[Any]) -> int:
+            await trio.lowlevel.checkpoint()
+            core.usage.add(row._replace(id=row.id + len(core.usage)))
+            return len(values)
+
+    core.keys.replace({}, 1000.0)
+    reporter = Reporter(core, Busy(), {"usage_flush": ""})
+    with trio.fail_after(5):
+        assert await reporter.flush() == 1
+    assert len(core.usage) == 1
