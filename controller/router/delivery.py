@@ -79,6 +79,22 @@ class Delivery:
         self._client.send(out)
         return True
 
+    def flowed(self, body: bytes) -> bool:
+        """Whether this was one more piece of a stream to a client that keeps up: sent, and done.
+
+        The short way of `pass_on`, for all but a few pieces of a stream.
+        """
+        relay, client = self.relay, self._client
+        if client.out is not None or not isinstance(relay, StreamRelay):
+            return False
+        out = relay.flow(body)
+        if out is None:
+            return False
+        client.send(out)
+        if client.pending:
+            client.bytes_wait()
+        return True
+
     # -- silence ---------------------------------------------------------------------------------
 
     def announce(self, comment: str, wish: Wish) -> None:

@@ -55,6 +55,10 @@ class LatePlain(LateStream):
         super().__init__(head, wish, limits)
         self._held = b""
 
+    def flow(self, data: bytes) -> bytes | None:
+        """Never: nothing of it goes out."""
+        return None
+
     def feed(self, data: bytes) -> bytes:
         self._held += data[: HELD_BYTES - len(self._held)]
         return b""

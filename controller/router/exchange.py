@@ -114,6 +114,8 @@ class Exchange(Intake):
         attempts, delivery = self.attempts, self.delivery
         if attempts is None:
             return  # settled meanwhile
+        if self._state is State.RELAYING and body and not complete and delivery.flowed(body):
+            return
         if complete:
             attempts.up = None
         try:

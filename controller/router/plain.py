@@ -112,6 +112,10 @@ class UnzippedStream(StreamRelay):
         super().__init__(_decoded(head), wish, limits)
         self._unzip = Unzip(head.coding)
 
+    def flow(self, data: bytes) -> bytes | None:
+        """Never: its bytes are no text yet."""
+        return None
+
     def feed(self, data: bytes) -> bytes:
         text = self._unzip.feed(data)
         out = super().feed(text) if text else b""

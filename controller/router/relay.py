@@ -130,6 +130,15 @@ class StreamRelay(Relay):
             return self._hold_back(out)
         return self._frame(out)
 
+    def flow(self, data: bytes) -> bytes | None:
+        """What to send for more of a stream that is under way, when nothing is special about it.
+
+        None: nothing has happened, `feed` takes it. Most of what a router does is this.
+        """
+        if self._head or self._ended or self.outcome != "ok" or not self.scanner.passes(data):
+            return None
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunks else data
+
     def _hold_back(self, comments: bytes) -> bytes:
         """An engine may say that it lives and then fail: until its first event the client has
         seen nothing, so that another engine may answer."""

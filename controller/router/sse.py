@@ -76,6 +76,11 @@ class Scanner:
 
     def feed(self, data: bytes) -> bytes:
         """The bytes of all events that are complete now; empty when none is or it was dropped."""
+        return data if self.passes(data) else self._split(data)
+
+    def passes(self, data: bytes) -> bool:
+        """Whether these are whole events with nothing to read or change in them, as nearly all
+        are: then they count as fed. Else nothing has happened, and `feed` takes them."""
         if (
             self._between
             and (data[:5] == b"data:" or data[:6] == b"event:")
@@ -87,8 +92,8 @@ class Scanner:
             self._parts += data.count(self._part)  # as _remember, without the price of a call
             self._before_last = self._last
             self._last = data
-            return data
-        return self._split(data)
+            return True
+        return False
 
     def finish(self) -> bytes:
         """The stream ended: what is pending counts as an event although no blank line ended it."""
