@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 IN, OUT, RDHUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 GONE = select.EPOLLHUP | select.EPOLLERR
-EVENTS_PER_TURN = 256  # then other Trio tasks get a turn
+EVENTS_BETWEEN_TASKS = 256  # then other Trio tasks get a turn
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ class Reactor:
         """Serve until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            while self._turn():
+            while self._turns():
                 await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
@@ -87,9 +87,21 @@ class Reactor:
         self._epoll.close()
         os.close(self._wake)
 
-    def _turn(self) -> bool:
-        """Handle what is ready; whether more may be."""
-        events = self._epoll.poll(0, EVENTS_PER_TURN)
+    def _turns(self) -> bool:
+        """Turns until nothing is ready (False), or until other Trio tasks should have theirs.
+
+        Looking again costs a microsecond, coming back through Trio fifty to a hundred.
+        """
+        handled = 0
+        while handled < EVENTS_BETWEEN_TASKS:
+            events = self._epoll.poll(0, EVENTS_BETWEEN_TASKS)
+            if not events and not self._soon:
+                return False
+            self._turn(events)
+            handled += max(1, len(events))
+        return True
+
+    def _turn(self, events: list[tuple[int, int]]) -> None:
         self._in_turn = True
         for fd, bits in events:
             handler = self._handlers.get(fd)
@@ -107,7 +119,6 @@ class Reactor:
         for sock in self._closing:
             sock.close()
         self._closing.clear()
-        return len(events) == EVENTS_PER_TURN or bool(self._soon)
 
     def _call(self, callback: Callable[[], None]) -> None:
         try:
