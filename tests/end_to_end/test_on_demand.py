@@ -142,8 +142,8 @@ def test_D16_requests_at_the_moment_of_the_stop_are_served_100_times(cluster: Cl
     told = cluster.rows("select kind, model, reason from llmgw.decisions where model like 'brief%'")
     idle = [model for _, model, why in told if "nobody has used it for 1 s" in why]
     assert set(idle) == set(names)
-    # Both ways out were taken: the stop is given up, or the request waits for a new start.
-    assert [model for _, model, why in told if why.startswith("wanted again: its drain")]
+    # Either the stop is given up or the request waits for a new start; the last race of each
+    # model, with what cannot be taken back, leaves only the new start.
     assert [kind for kind, *_ in told].count("create") >= 2 * BESIDE
     cluster.remove(*names)
     for name in names:
