@@ -438,6 +438,7 @@ def test_leader_killed_under_traffic(cluster: Cluster, said: Any) -> None:
         placed += " on r.id = s.replica_id where r.model = 'late'"
         (created,) = cluster.row(placed)
         placed_s = database_to_monotonic(created.timestamp()) - at
+        cluster.wait(lambda: len(traffic.sent) >= 10, "requests before and after it")
     traffic.all_answered(10)
     assert placed_s < 5
     said(takeover_s=takeover_s, placed_s=placed_s, requests=len(traffic.sent))
