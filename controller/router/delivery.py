@@ -84,15 +84,13 @@ class Delivery:
 
         The short way of `pass_on`, for all but a few pieces of a stream.
         """
-        relay, client = self.relay, self._client
-        if client.out is not None or not isinstance(relay, StreamRelay):
+        relay = self.relay
+        if self._client.out is not None or not isinstance(relay, StreamRelay):
             return False
         out = relay.flow(body)
         if out is None:
             return False
-        client.send(out)
-        if client.pending:
-            client.bytes_wait()
+        self._say(out)
         return True
 
     # -- silence ---------------------------------------------------------------------------------

@@ -38,6 +38,11 @@ def invalid(code: str, message: str, *, status: int = 400, param: str | None = N
     return ApiError(status, "invalid_request_error", code, message, param)
 
 
+def _unavailable(code: str, message: str, *, retry_after_s: int) -> ApiError:
+    """Nothing is wrong with the request: it may be sent again after so long."""
+    return ApiError(503, "server_error", code, message, retry_after_s=retry_after_s)
+
+
 BUSY_S = 1
 """Come back after so long, when a busy engine does not say it (queues move within a second)."""
 _TOO_SLOW_S = 5
@@ -76,9 +81,7 @@ def no_previous(identity: str) -> ApiError:
 
 
 def cannot_look_up() -> ApiError:
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "previous_response_unknown",
         "Which replica holds the previous response cannot be looked up now. Try again.",
         retry_after_s=2,
@@ -86,9 +89,7 @@ def cannot_look_up() -> ApiError:
 
 
 def no_replica(model: str) -> ApiError:
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "no_ready_replica",
         f"No replica of model '{model}' is ready to serve now. Try again in a few seconds.",
         retry_after_s=5,
@@ -98,9 +99,7 @@ def no_replica(model: str) -> ApiError:
 def cooling_down(model: str, back_in_s: float) -> ApiError:
     """All its replicas failed or are busy; the first is asked again in `back_in_s`."""
     wait_s = max(1, math.ceil(back_in_s))
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "replicas_cooling_down",
         f"Every replica of model '{model}' failed lately or is busy. The first is asked again in "
         f"{wait_s} s: try again then.",
@@ -111,9 +110,7 @@ def cooling_down(model: str, back_in_s: float) -> ApiError:
 def woken_too_late(model: str, waited_s: float, why: str | None) -> ApiError:
     """Its replica is still on its way; the start goes on without the client."""
     known = f": {why}" if why else ""
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "model_is_starting",
         f"Model '{model}' runs on demand and was not ready after {waited_s:.0f} s{known}. It goes "
         "on starting: try again soon.",
@@ -123,9 +120,7 @@ def woken_too_late(model: str, waited_s: float, why: str | None) -> ApiError:
 
 def no_place(model: str, waited_s: float, why: str) -> ApiError:
     """Nothing can run it now; it keeps its place in the queue while clients ask for it."""
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "model_has_no_place",
         f"Model '{model}' runs on demand and could not start within {waited_s:.0f} s: {why}. It "
         "starts when there is a place: try again later.",
@@ -135,9 +130,7 @@ def no_place(model: str, waited_s: float, why: str) -> ApiError:
 
 def start_failed(model: str, why: str, failures: int, retry_s: float) -> ApiError:
     """Its engine does not come up; the next start is due when the client may come again."""
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "model_start_failed",
         f"Model '{model}' runs on demand and does not come up (failed starts in a row: {failures})"
         f": {why}. It is tried again in {retry_s:.0f} s.",
@@ -146,9 +139,7 @@ def start_failed(model: str, why: str, failures: int, retry_s: float) -> ApiErro
 
 
 def waiting_full(model: str) -> ApiError:
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "waiting_room_full",
         f"Model '{model}' runs on demand and is being started, and too many requests wait already. "
         "Try again in a few seconds.",
@@ -158,9 +149,7 @@ def waiting_full(model: str) -> ApiError:
 
 def queue_full(model: str, retry_s: int) -> ApiError:
     """No place for it: others wait already, and it is no more its turn than theirs."""
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "queue_full",
         f"All replicas of model '{model}' are busy and too many requests wait already. Try again "
         f"in {retry_s} s.",
@@ -170,9 +159,7 @@ def queue_full(model: str, retry_s: int) -> ApiError:
 
 def overloaded(model: str, due_s: float, wait_s: float, retry_s: int) -> ApiError:
     """It would wait in vain, so it does not begin to."""
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "overloaded",
         f"All replicas of model '{model}' are busy: its turn would come in about {due_s:.0f} s, "
         f"and it waits for {wait_s:.0f} s at most. Try again in {retry_s} s.",
@@ -182,9 +169,7 @@ def overloaded(model: str, due_s: float, wait_s: float, retry_s: int) -> ApiErro
 
 def queue_timeout(model: str, waited_s: float, retry_s: int) -> ApiError:
     """It had a place and no turn before its deadline."""
-    return ApiError(
-        503,
-        "server_error",
+    return _unavailable(
         "queue_timeout",
         f"All replicas of model '{model}' were busy for {waited_s:.0f} s. Try again in {retry_s} s "
         "or wait longer, see X-Llmgw-Wait.",
@@ -206,9 +191,7 @@ def bad_wait() -> ApiError:
 
 
 def draining() -> ApiError:
-    return ApiError(
-        503, "server_error", "shutting_down", "This router is shutting down.", retry_after_s=1
-    )
+    return _unavailable("shutting_down", "This router is shutting down.", retry_after_s=1)
 
 
 def too_large(limit_bytes: int, what: str = "request body") -> ApiError:

@@ -113,7 +113,6 @@ class Fleet:
     def choose(self, model: str, tried: tuple[Pool, ...], want: Want = USUAL) -> Target | None:
         """A ready replica of `model` with room that was not tried yet and may have a request now.
 
-
         None when there is none: `back_at` then says whether waiting helps.
         """
         group = self._ready.get(model)

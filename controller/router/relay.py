@@ -137,7 +137,7 @@ class StreamRelay(Relay):
         """
         if self._head or self._ended or self.outcome != "ok" or not self.scanner.passes(data):
             return None
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunks else data
+        return chunk(data) if self._chunks else data
 
     def _hold_back(self, comments: bytes) -> bytes:
         """An engine may say that it lives and then fail: until its first event the client has

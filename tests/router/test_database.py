@@ -15,6 +15,8 @@ from sql import queries
 from tests.router.wire import Wire, until
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import trio
 
     from sql.pool import Pool
@@ -23,29 +25,35 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+KEYS = {"sk-db": "abcdef"}
 
-def prepare(database: Database, url: str) -> int:
-    """One model with one ready replica and one key; returns the replica's id."""
+
+def prepare(database: Database, *urls: str, keys: Mapping[str, str] = KEYS) -> list[int]:
+    """One model with a ready replica at each URL, and keys by secret; returns the replicas' ids."""
+    replicas = []
     with psycopg.connect(database.url, autocommit=True) as connection:
         connection.execute(
             "insert into llmgw_core.model"
             " (name, source, min_replicas, max_replicas, origin, updated_by)"
-            " values ('m', 'file:/m', 1, 1, 'api', 'test')"
+            " values ('m', 'file:/m', 1, 9, 'api', 'test')"
         )
-        row = connection.execute(
-            "insert into llmgw_core.replica (model, state, endpoint, term)"
-            " values ('m', 'pending', %s, 1) returning id",
-            (url,),
-        ).fetchone()
+        for url in urls:
+            row = connection.execute(
+                "insert into llmgw_core.replica (model, state, endpoint, term)"
+                " values ('m', 'pending', %s, 1) returning id",
+                (url,),
+            ).fetchone()
+            assert row is not None
+            replicas.append(int(row[0]))
         for state in ("starting", "ready"):
             connection.execute("update llmgw_core.replica set state = %s", (state,))
-        connection.execute(
-            "insert into llmgw_core.api_key (id, hash, name, created_by)"
-            " values ('abcdef', %s, 'test', 'test')",
-            (sha256(b"sk-db").digest(),),
-        )
-    assert row is not None
-    return int(row[0])
+        for secret, identity in keys.items():
+            connection.execute(
+                "insert into llmgw_core.api_key (id, hash, name, created_by)"
+                " values (%s, %s, 'test', 'test')",
+                (identity, sha256(secret.encode()).digest()),
+            )
+    return replicas
 
 
 def look(database: Database, query: str) -> list[tuple[Any, ...]]:
@@ -56,7 +64,7 @@ def look(database: Database, query: str) -> list[tuple[Any, ...]]:
 async def test_requests_are_routed_and_recorded_by_the_database(
     nursery: trio.Nursery, database: Database, pool: Pool, engine: FakeEngine
 ) -> None:
-    replica = prepare(database, engine.url)
+    (replica,) = prepare(database, engine.url)
     config = RouterConfig(
         host="127.0.0.1",
         port=0,

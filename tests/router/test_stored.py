@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -14,6 +13,7 @@ from controller.router.server import run_router
 from controller.router.stored import Owner, Stored, response_id
 from sql import queries
 from tests.fake_engine import FakeEngine
+from tests.router.test_database import prepare
 from tests.router.wire import Answer, Wire, until
 
 if TYPE_CHECKING:
@@ -26,30 +26,6 @@ if TYPE_CHECKING:
     from tests.router.conftest import House
 
 KEYS = {"sk-one": "keyone", "sk-two": "keytwo"}
-
-
-def prepare(database: Database, *urls: str) -> None:
-    """One model with a ready replica at each URL, and two keys."""
-    with psycopg.connect(database.url, autocommit=True) as connection:
-        connection.execute(
-            "insert into llmgw_core.model"
-            " (name, source, min_replicas, max_replicas, origin, updated_by)"
-            " values ('m', 'file:/m', 1, 9, 'api', 'test')"
-        )
-        for url in urls:
-            connection.execute(
-                "insert into llmgw_core.replica (model, state, endpoint, term)"
-                " values ('m', 'pending', %s, 1)",
-                (url,),
-            )
-        for state in ("starting", "ready"):
-            connection.execute("update llmgw_core.replica set state = %s", (state,))
-        for secret, identity in KEYS.items():
-            connection.execute(
-                "insert into llmgw_core.api_key (id, hash, name, created_by)"
-                " values (%s, %s, 'test', 'test')",
-                (identity, sha256(secret.encode()).digest()),
-            )
 
 
 @pytest.fixture
@@ -74,7 +50,7 @@ def identity(answer: Answer) -> str:
 async def test_A29_a_chain_stays_with_its_replica_through_any_router(
     nursery: trio.Nursery, database: Database, pool: Pool, engines: list[FakeEngine]
 ) -> None:
-    prepare(database, *(engine.url for engine in engines))
+    prepare(database, *(engine.url for engine in engines), keys=KEYS)
     config = RouterConfig(
         host="127.0.0.1",
         port=0,

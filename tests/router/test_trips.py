@@ -49,7 +49,7 @@ async def ask(port: int, **fields: Any) -> int:
 async def test_C11_a_trip_ends_when_it_would_have_although_the_router_restarts(
     nursery: trio.Nursery, database: Database, pool: Pool, engine: FakeEngine
 ) -> None:
-    replica = prepare(database, engine.url)
+    (replica,) = prepare(database, engine.url)
     engine.default = {"status": 500}
     first = await nursery.start(run_router, CONFIG, pool, queries("router"))
     await until(lambda: first.core.table_loaded_at)
@@ -81,7 +81,7 @@ async def test_C11_a_trip_ends_when_it_would_have_although_the_router_restarts(
 async def test_C11_trips_that_are_over_are_forgotten(
     nursery: trio.Nursery, database: Database, pool: Pool, engine: FakeEngine
 ) -> None:
-    replica = prepare(database, engine.url)
+    (replica,) = prepare(database, engine.url)
     left = [{"replica_id": replica, "left_s": -1.0, "pause_s": 2.0}]
     router = "00000000-0000-4000-8000-000000000001"
     await pool.fetchval(queries("router")["router_trips"], router, left)
@@ -100,7 +100,7 @@ async def test_C13_a_draining_replica_gets_nothing_new_on_any_router(
     nursery: trio.Nursery, database: Database, pool: Pool, engine: FakeEngine, how: str
 ) -> None:
     """Each way alone: with notifications dead, and with nothing else alive."""
-    replica = prepare(database, engine.url)
+    (replica,) = prepare(database, engine.url)
     rare = {"refresh_s": 60.0, "peek_s": 60.0 if how == "hints" else 0.1}
     config = replace(CONFIG, timeouts=Timeouts(**rare))
 
