@@ -38,7 +38,7 @@ def invalid(code: str, message: str, *, status: int = 400, param: str | None = N
     return ApiError(status, "invalid_request_error", code, message, param)
 
 
-def _unavailable(code: str, message: str, *, retry_after_s: int) -> ApiError:
+def _unavailable(code: str, message: str, retry_after_s: int) -> ApiError:
     """Nothing is wrong with the request: it may be sent again after so long."""
     return ApiError(503, "server_error", code, message, retry_after_s=retry_after_s)
 
