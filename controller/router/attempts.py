@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from controller.router import errors, fallbacks
-from controller.router.body import rewritten
+from controller.router.body import rewritten, too_deep
 from controller.router.deadlines import NEVER, Timed
 from controller.router.forward import request_bytes
 from controller.router.upstream import Cause, Failure, UpstreamConnection
@@ -38,12 +38,22 @@ MAX_CONNECT_FAILURES = 10
 class Attempts(Timed):
     """Where one request was sent so far. Methods that can fail return the error for the client."""
 
-    __slots__ = (
-        "_body", "_chain", "_connect_failures", "_core", "_exchange", "_given", "_may_fall_back",
-        "_pinned", "_request", "_resent", "_tried", "ask_usage", "asked", "chose_fallback", "count",
-        "fallback", "key", "model", "queued_s", "serving", "started", "target", "up", "wait_until",
-        "waits", "waits_since", "want",
-    )  # fmt: skip
+    fallback: str | None = None  # why it is not the model
+    chose_fallback = False  # the request's own header said when
+    queued_s = 0.0  # waited in all, until now
+    target: Target | None = None
+    up: UpstreamConnection | None = None  # the attempt that runs now
+    count = 0
+    waits: Waiters | None = None  # where it waits now
+    waits_since = 0.0  # monotonic, as the next
+    wait_until = 0.0
+    _given: Target | None = None  # where it is sent, when its turn has come
+    _body = b""
+    _tried: tuple[Pool, ...] = ()
+    _resent = False
+    _connect_failures = 0
+    _chain: deque[str] | None = None  # fallbacks not tried yet; None: not looked up
+    _pinned: tuple[str, str] | None = None  # replica, the stored answer that it holds
 
     def __init__(
         self,
@@ -64,25 +74,9 @@ class Attempts(Timed):
         self.model = model  # what the client's name means
         self.serving = model  # what is asked now: the model, or one of its fallbacks
         self.want = want
-        self.fallback: str | None = None  # why it is not the model
-        self.chose_fallback = False  # the request's own header said when
         self.started = time.monotonic()
-        self.queued_s = 0.0  # waited in all, until now
         self.ask_usage = asked.ask_usage
-        self.target: Target | None = None
-        self.up: UpstreamConnection | None = None  # the attempt that runs now
-        self.count = 0
-        self.waits: Waiters | None = None  # where it waits now
-        self.waits_since = 0.0  # monotonic, as the next
-        self.wait_until = 0.0
-        self._given: Target | None = None  # where it is sent, when its turn has come
-        self._body = b""
-        self._tried: tuple[Pool, ...] = ()
-        self._resent = False
-        self._connect_failures = 0
-        self._chain: deque[str] | None = None  # fallbacks not tried yet; None: not looked up
         self._may_fall_back = core.config.fallback_on
-        self._pinned: tuple[str, str] | None = None  # replica, the stored answer that it holds
         core.budget.offer(self.started)
 
     @property
@@ -104,14 +98,21 @@ class Attempts(Timed):
         """Send to the replica of choice."""
         if self._pinned is not None:
             return self._go_on(*self._pinned)
-        core, (target, self._given) = self._core, (self._given, None)
-        if target is None and not (core.admission.count and core.admission.queues(self.serving)):
+        core, target = self._core, self._given
+        if target is not None:
+            self._given = None
+        elif not (core.admission.count and core.admission.queues(self.serving)):
             target = core.fleet.choose(self.serving, self._tried, self.want)
             if target is not None and not self.count:
                 core.stats.model(self.serving).at_once += 1
-        if target is not None:
-            self._send(target)
-            return None
+        if target is None:
+            return self._unserved()
+        self._send(target)
+        return None
+
+    def _unserved(self) -> ApiError | None:
+        """No replica may have it now: wait for one, or for the model to start, or fall back."""
+        core = self._core
         error: ApiError | None = errors.no_replica(self.model)
         if core.fleet.serves(self.serving):
             error = self._wait_for_place()
@@ -229,8 +230,11 @@ class Attempts(Timed):
         if self.up is not None:  # a stream whose first event was an error may have more to say
             self.cancel()
         if target is not self.target:
-            self.target = target
-            self._body = rewritten(self.asked, target.upstream_model, ask_usage=self.ask_usage)
+            body = rewritten(self.asked, target.upstream_model, ask_usage=self.ask_usage)
+            if body is None:
+                self._exchange.refuse(too_deep())
+                return
+            self.target, self._body = target, body
         self.count += 1
         request = request_bytes(self._request, target.pool, self._exchange.request_id, self._body)
         total_due = self.started + self._core.config.timeouts.total_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from controller.router.tokens import UNKNOWN, Tokens
+from controller.router.tokens import UNKNOWN, Tokens, find_usage
 
 if TYPE_CHECKING:
     from controller.router.body import Asked
@@ -37,9 +37,18 @@ class Answer(Protocol):
 
 def used(route: Route, asked: Asked, answer: Answer) -> Tokens:
     """The tokens of an answer, whole or cut."""
-    if answer.outcome != "ok":
-        return answer.tokens()
-    return _completed(route, asked, answer.tokens(), answer.made())
+    told = answer.tokens()
+    if answer.outcome != "ok" or told.complete:
+        return told
+    return _completed(route, asked, told, answer.made())
+
+
+def used_whole(route: Route, asked: Asked, body: bytes) -> Tokens:
+    """The tokens of a plain answer that came in one piece."""
+    told = find_usage(body)
+    if told.complete:
+        return told
+    return _completed(route, asked, told, plain_tokens(len(body)) if body else None)
 
 
 def unanswered(route: Route, asked: Asked | None, *, reached: bool) -> Tokens:

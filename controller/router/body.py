@@ -49,23 +49,27 @@ def read(raw: bytes, *, asks_usage: bool = False) -> Asked | ApiError:
         return invalid("invalid_json", f"The request body is not valid JSON: {error}.")
     if not isinstance(document, dict):
         return invalid("invalid_json", "The request body must be a JSON object.")
-    model = document.get("model")
+    get = document.get
+    model = get("model")
     if not isinstance(model, str) or not model:
         return _no_model()
-    stream = document.get("stream")
+    stream = get("stream")
     if stream is not None and type(stream) is not bool:
         return invalid("invalid_type", "The field 'stream' must be true or false.", param="stream")
-    options = document.get("stream_options")
+    options = get("stream_options")
     if options is not None and not isinstance(options, dict):
         return invalid(
             "invalid_type", "The field 'stream_options' must be an object.", param="stream_options"
         )
-    kept = _unambiguous(raw, document)
-    if kept is None:
-        return invalid("invalid_json", f"The request body nests deeper than {MOST_DEPTH} levels.")
+    if _suspect(raw):
+        kept = _unambiguous(raw, document)
+        if kept is None:
+            return too_deep()
+        raw = kept
+    if not stream:
+        return Asked(raw, document, model, False)
     wants_usage = options is not None and options.get("include_usage") is True
-    ask_usage = asks_usage and stream is True and not wants_usage
-    return Asked(kept, document, model, stream is True, ask_usage)
+    return Asked(raw, document, model, True, asks_usage and not wants_usage)
 
 
 def read_form(raw: bytes, content_type: bytes) -> Asked | ApiError:
@@ -80,8 +84,11 @@ def read_form(raw: bytes, content_type: bytes) -> Asked | ApiError:
     return Asked(raw, {}, model.value, stream, model_at=(model.start, model.end))
 
 
-def rewritten(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes:
-    """The body for the engine: the client's own bytes unless something must differ."""
+def rewritten(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes | None:
+    """The body for the engine: the client's own bytes unless something must differ.
+
+    None when it must, and the document is too deep to be written again.
+    """
     if upstream_model == asked.model and not ask_usage:
         return asked.raw
     if asked.model_at is not None:
@@ -92,7 +99,25 @@ def rewritten(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes:
     if ask_usage:
         options = document.get("stream_options") or {}
         document["stream_options"] = {**options, "include_usage": True}
-    return orjson.dumps(document)
+    return _dumped(document)
+
+
+def too_deep() -> ApiError:
+    """Its body would have to be written again, and cannot be."""
+    return invalid("invalid_json", f"The request body nests deeper than {MOST_DEPTH} levels.")
+
+
+def _suspect(raw: bytes) -> bool:
+    """Whether a key that we read may be there twice, somewhere: a look that costs little."""
+    if raw.find(b'"model"') != raw.rfind(b'"model"'):
+        return True
+    at = raw.rfind(b'"stream"')
+    return (at >= 0 and raw.find(b'"stream"') != at) or (b"\\" in raw and _escapes(raw))
+
+
+def _escapes(raw: bytes) -> bool:
+    """Letters as `\\u0061`: no encoder makes them, but a key could be spelled so."""
+    return b"\\u006" in raw or b"\\u007" in raw
 
 
 def _unambiguous(raw: bytes, document: dict[str, Any]) -> bytes | None:
@@ -100,19 +125,19 @@ def _unambiguous(raw: bytes, document: dict[str, Any]) -> bytes | None:
 
     Of a key that comes twice we read the last value, as the engines' parsers do; so that no other
     parser can choose another, such a body is sent as we read it. Two spellings of a key are told
-    by escaped letters, which no encoder makes.
+    by escaped letters.
     """
-    deep = raw.count(b"{") + raw.count(b"[") > MOST_DEPTH
-    named = _READ.findall(raw)
-    escaped = b"\\" in raw and (b"\\u006" in raw or b"\\u007" in raw)
-    if not deep and not escaped and len(named) == len(set(named)):
-        return raw
+    ours = _dumped(document)
+    if ours is None or _escapes(raw):
+        return ours
+    return ours if len(_READ.findall(ours)) < len(_READ.findall(raw)) else raw
+
+
+def _dumped(document: dict[str, Any]) -> bytes | None:
     try:
-        ours = orjson.dumps(document)
+        return orjson.dumps(document)
     except orjson.JSONEncodeError:
         return None
-    lost = len(_READ.findall(ours)) < len(named)
-    return ours if lost or escaped else raw
 
 
 def _no_model() -> ApiError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def admit(keys: Keys, request: Request) -> tuple[Route, Key | None] | ApiError:
     """Everything that can be refused before the body is read."""
-    route = find(request.method, request.path)
+    route = find(request.method, request.target)
     if isinstance(route, ApiError):
         return route
     key = keys.find(request.authorization) if route.needs_key else None
@@ -46,7 +46,6 @@ def read_body(route: Route, request: Request, raw: bytes) -> Asked | ApiError:
 
 
 def aim(route: Route, request: Request) -> None:
-    """Give the request the path under which engines have this endpoint."""
-    if route.path:
-        query = request.target.partition(b"?")[1:]
-        request.target = route.path + b"".join(query)
+    """Give the request the path under which engines have this endpoint, when it has its own."""
+    query = request.target.partition(b"?")[1:]
+    request.target = route.path + b"".join(query)

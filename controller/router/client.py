@@ -217,10 +217,11 @@ class ClientConnection(Connection):
                 self._set_deadline()
         elif self._advancing:
             pass  # the loop above us goes on
-        elif self._reader.busy or self.out is not None:
+        elif self._hushed or self.out is not None or self._reader.busy:
             self._advance()
-        else:
-            self._rest()
+        else:  # the usual end: nothing of a next request is here
+            due = time.monotonic() + self._core.config.timeouts.client_idle_s
+            self._core.deadlines.set(self, due)
 
     def _tell(self) -> None:
         entry, self.noted = self.noted, None

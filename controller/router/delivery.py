@@ -28,16 +28,15 @@ ALIVE = "keep-alive"
 class Delivery:
     """What one exchange sends."""
 
-    __slots__ = ("_client", "_early", "_limits", "delivered", "first_byte", "held", "relay")
+    _early: EarlyRelay | None = None  # the head of its stream went out before an engine's
+    held: Held | None = None  # an engine's error that may not be for the client
+    relay: PlainRelay | StreamRelay | None = None
+    first_byte: float | None = None  # monotonic
+    delivered = False  # the client has all it needs
 
     def __init__(self, client: ClientConnection, limits: Limits) -> None:
         self._client = client
         self._limits = limits
-        self._early: EarlyRelay | None = None  # the head of its stream went out before an engine's
-        self.held: Held | None = None  # an engine's error that may not be for the client
-        self.relay: PlainRelay | StreamRelay | None = None
-        self.first_byte: float | None = None  # monotonic
-        self.delivered = False  # the client has all it needs
 
     @property
     def headed(self) -> bool:

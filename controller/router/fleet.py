@@ -36,7 +36,7 @@ class Fleet:
         self, config: RouterConfig, reactor: Reactor, deadlines: Deadlines, random: Random
     ) -> None:
         self.config = config
-        self.profile = PROFILES[config.scoring]
+        self.usual = Want(PROFILES[config.scoring])  # of requests that say nothing
         self.reactor = reactor
         self.table = RouteTable()
         self.names: dict[str, Model] = {}
@@ -125,7 +125,7 @@ class Fleet:
             if target is None:
                 return None
             pool = target.pool
-            if pool.breaker.closed and pool.in_flight < pool.depth:
+            if pool.in_flight < pool.depth and pool.breaker.closed:
                 return target
         return self._choose_with_care(group, tried, want, bits, target)
 

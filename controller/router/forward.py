@@ -32,20 +32,20 @@ def request_bytes(
     request: Request, destination: Destination, request_id: bytes, body: bytes
 ) -> bytes:
     """Head and body in one piece; `body` replaces the request's own."""
-    lines = [b"POST %b%b HTTP/1.1\r\nhost: %b\r\n" % (
+    lines = [b"POST %b%b HTTP/1.1\r\nhost: %b" % (
         destination.base, request.target, destination.authority
     )]  # fmt: skip
-    for name, value in request.headers:
-        if name not in NOT_FORWARDED and not name.startswith(b"x-llmgw-"):
-            lines.append(b"%b: %b\r\n" % (name, value))
-        elif name == b"connection" and value.lower() not in _PLAIN_CONNECTION:
+    for pair in request.headers:
+        name = pair[0]
+        if name not in NOT_FORWARDED and name[:8] != b"x-llmgw-":
+            lines.append(b": ".join(pair))
+        elif name == b"connection" and pair[1].lower() not in _PLAIN_CONNECTION:
             return request_bytes(_without_named(request), destination, request_id, body)
     lines.append(
-        b"accept-encoding: identity\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
-        % (request_id, len(body))
+        b"accept-encoding: identity\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+        % (request_id, len(body), body)
     )
-    lines.append(body)
-    return b"".join(lines)
+    return b"\r\n".join(lines)
 
 
 def _without_named(request: Request) -> Request:

@@ -22,43 +22,42 @@ if TYPE_CHECKING:
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
-_STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
+_STATUS_LINES = {s.value: b"HTTP/1.1 %d %b" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 _UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings", b"connection"))
 
 Headers = list[tuple[bytes, bytes]]  # names in lower case
 
 
 class Request:
-    """One request; `body` is there when `complete`."""
+    """One request; `body` is there when `complete`.
 
-    __slots__ = (
-        "authorization", "authorized", "body", "chunked", "coding", "complete", "expects",
-        "explain", "fallback", "flaw", "headers", "hosts", "keep_alive", "length", "method",
-        "origin", "priority", "profile", "request_id", "target", "version",
-    )  # fmt: skip
+    What a head does not say stays on the class: most requests say little, and setting twenty
+    attributes for each costs more than parsing its head.
+    """
+
+    method = b""
+    target = b""
+    version = "1.1"
+    authorization = b""
+    authorized = False  # by an Authorization header
+    origin = b""  # of a page in a browser
+    hosts = 0  # Host headers
+    flaw: ApiError | None = None  # seen in a header
+    coding = b""
+    request_id = b""
+    explain = False
+    fallback = b""
+    priority = b""
+    profile = b""  # of scoring
+    length: int | None = None
+    chunked = False
+    expects = False
+    keep_alive = True
+    body = b""
+    complete = False
 
     def __init__(self) -> None:
-        self.method = b""
-        self.target = b""
-        self.version = "1.1"
         self.headers: Headers = []
-        self.authorization = b""
-        self.authorized = False  # by an Authorization header
-        self.origin = b""  # of a page in a browser
-        self.hosts = 0  # Host headers
-        self.flaw: ApiError | None = None  # seen in a header
-        self.coding = b""
-        self.request_id = b""
-        self.explain = False
-        self.fallback = b""
-        self.priority = b""
-        self.profile = b""  # of scoring
-        self.length: int | None = None
-        self.chunked = False
-        self.expects = False
-        self.keep_alive = True
-        self.body = b""
-        self.complete = False
 
     @property
     def path(self) -> bytes:
@@ -76,24 +75,19 @@ class RequestReader:
         self.ready: deque[Request] = deque()
         self.current: Request | None = None
         self.fault: ApiError | None = None
+        self.begun = False  # a request has begun and is not complete
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
         self._request = Request()
         self._pieces: list[bytes] = []
         self._body_bytes = 0
         self._raw_bytes = 0  # of this request, head and body
-        self._begun = False
         self._upgrade = False
 
     @property
     def busy(self) -> bool:
         """Whether bytes of a request are here that nobody has taken yet."""
-        return self._begun or bool(self.ready) or self.fault is not None
-
-    @property
-    def begun(self) -> bool:
-        """Whether a request has begun and is not complete."""
-        return self._begun
+        return self.begun or bool(self.ready) or self.fault is not None
 
     def feed(self, data: bytes) -> None:
         if self.fault is not None:
@@ -105,29 +99,26 @@ class RequestReader:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._fail(error)
-        if self._begun and self.fault is None:
+        if self.begun and self.fault is None:
             self._check_overhead()
 
     # -- called by the parser ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._begun = True
+        self.begun = True
 
     def on_url(self, url: bytes) -> None:
         self._request.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        request = self._request
-        if self.current is not None:
-            return  # a trailer: nobody asked for it
-        name = name.lower()
-        request.headers.append((name, value))
-        note = NOTED.get(name)
-        if note is not None:
-            note(request, value)
+        if self.current is None:  # else a trailer: nobody asked for it
+            self._request.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         request = self._request
+        for name, value in request.headers:
+            if name in NOTED:
+                NOTED[name](request, value)
         request.method = self._parser.get_method()
         request.version = self._parser.get_http_version()
         self._upgrade = self._parser.should_upgrade()
@@ -159,7 +150,7 @@ class RequestReader:
         self._pieces = []
         self.current = None
         self._body_bytes = self._raw_bytes = 0
-        self._begun = False
+        self.begun = False
 
     # -- faults ----------------------------------------------------------------------------------
 
@@ -213,7 +204,7 @@ def _headers_too_large() -> ApiError:
 
 
 def status_line(status: int) -> bytes:
-    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown" % status
 
 
 def answer(
@@ -221,11 +212,13 @@ def answer(
 ) -> bytes:
     """A whole answer of known length."""
     lines = [status_line(status)]
-    lines += [b"%b: %b\r\n" % header for header in headers]
+    lines += [b": ".join(header) for header in headers]
     if status != HTTPStatus.NO_CONTENT:  # RFC 9110 8.6: that one has no length
-        lines.append(b"content-length: %d\r\n" % len(body))
-    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
-    return b"".join(lines) + body
+        lines.append(b"content-length: %d" % len(body))
+    if close:
+        lines.append(b"connection: close")
+    lines += (b"", body)
+    return b"\r\n".join(lines)
 
 
 def chunk(data: bytes) -> bytes:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 
 from controller.router import body as request_body
 from controller.router import errors, fallbacks, local
+from controller.router.attempts import Attempts
 from controller.router.checking import admit, aim, read_body
 from controller.router.delivery import Delivery
 from controller.router.errors import ApiError
@@ -25,37 +26,35 @@ from controller.router.tokens import UNKNOWN, Tokens
 from controller.router.want import wanted
 
 if TYPE_CHECKING:
-    from controller.router.attempts import Attempts
     from controller.router.auth import Key
     from controller.router.body import Asked
-    from controller.router.choose import Want
     from controller.router.client import ClientConnection
     from controller.router.core import Core
+    from controller.router.exchange import Exchange
     from controller.router.http1 import Request
     from controller.router.stats import ModelStats
 
 
 class Intake(ABC):
-    """A request until its first attempt."""
+    """A request until its first attempt.
 
-    __slots__ = (
-        "_core", "_state", "asked", "attempts", "client", "delivery", "key", "request",
-        "request_id", "route", "row_id", "started", "stats",
-    )  # fmt: skip
+    What is not known yet stays on the class: setting it for each request is not free.
+    """
+
+    _state = State.CHECKING
+    route: Route | None = None
+    key: Key | None = None
+    asked: Asked | None = None
+    stats: ModelStats | None = None
+    attempts: Attempts | None = None
 
     def __init__(self, core: Core, client: ClientConnection, request: Request) -> None:
         self._core = core
         self.client = client
         self.request = request
         self.started = time.monotonic()
-        self._state = State.CHECKING
         self.row_id = core.new_row_id()
         self.request_id = core.request_id(request.request_id, self.row_id)
-        self.route: Route | None = None
-        self.key: Key | None = None
-        self.asked: Asked | None = None
-        self.stats: ModelStats | None = None
-        self.attempts: Attempts | None = None
         self.delivery = Delivery(client, core.config.limits)
         client.given = 0
         core.exchanges += 1
@@ -114,23 +113,27 @@ class Intake(ABC):
     def _find_model(self, raw: bytes) -> None:
         assert self.key is not None
         assert self.route is not None
+        core = self._core
         asked = read_body(self.route, self.request, raw)
         if isinstance(asked, ApiError):
             self.refuse(asked)
             return
-        aim(self.route, self.request)
+        if self.route.path:
+            aim(self.route, self.request)
         self.asked = asked
-        model = self._core.fleet.names.get(asked.model)
+        model = core.fleet.names.get(asked.model)
         if model is None or not self.key.allows(asked.model, model.name):
             self.refuse(errors.model_not_found(asked.model))
             return
-        want = wanted(self.request, asked.document, self._core.fleet.profile)
+        want = wanted(self.request, asked.document, core.fleet.usual)
         if isinstance(want, ApiError):
             self.refuse(want)
             return
-        self.stats = self._core.stats.model(model.name)
+        self.stats = core.stats.model(model.name)
         self.stats.in_flight += 1
-        self.attempts = attempts = self._attempting(asked, model.name, self.key, want)
+        itself = cast("Exchange", self)  # there is no other kind
+        attempts = Attempts(core, itself, self.request, asked, model.name, self.key, want)
+        self.attempts = attempts
         if self.request.fallback:
             chosen = fallbacks.chosen(self.request.fallback)
             if isinstance(chosen, ApiError):
@@ -140,7 +143,9 @@ class Intake(ABC):
         goes_on_from = previous(asked.document) if self.route.stores else None
         if goes_on_from is None:
             self._move(State.WAITING)
-            self.try_again()
+            error = attempts.begin()
+            if error is not None:
+                self.refuse(error)
         else:
             self._find_owner(goes_on_from)
 
@@ -179,10 +184,6 @@ class Intake(ABC):
         if state not in MOVES[self._state]:
             raise RuntimeError(f"request {self.row_id} cannot go from {self._state!r} to {state!r}")
         self._state = state
-
-    @abstractmethod
-    def _attempting(self, asked: Asked, model: str, key: Key, want: Want) -> Attempts:
-        """The attempts at what is asked, none of them made yet."""
 
     @abstractmethod
     def try_again(self) -> None:

@@ -30,10 +30,14 @@ _NOT_RELAYED = frozenset((
 ))  # fmt: skip
 
 
+_CHUNKED = b"transfer-encoding: chunked"
 ERROR_EVENT = "upstream_error_event"
 """The code of a stream in which the engine itself reported an error."""
 HELD_BYTES = 16_384
 """So much of comments before the first event is held back with the head."""
+
+
+Pairs = tuple[tuple[bytes, bytes], ...]
 
 
 class Head(NamedTuple):
@@ -57,7 +61,25 @@ class Wish(NamedTuple):
     dialect: Dialect
     vectors: str | None  # the form that the client wants embeddings in
     restore: bytes | None  # JSON string of the name the client used, when the engine knows another
-    extra: tuple[tuple[bytes, bytes], ...] = ()  # header lines of ours
+    extra: Pairs = ()  # header lines of ours
+
+
+def head_bytes(
+    head: Head, request_id: bytes, framing: bytes, *, close: bool, extra: Pairs = ()
+) -> bytes:
+    """The head for the client, with `extra` lines of ours; `framing`: the line that says how long
+    the body is, or none."""
+    lines = [status_line(head.status)]
+    lines += [b": ".join(pair) for pair in head.headers if pair[0] not in _NOT_RELAYED]
+    if extra:
+        lines += [b": ".join(pair) for pair in extra]
+    lines.append(b"x-request-id: " + request_id)
+    if framing:
+        lines.append(framing)
+    if close:
+        lines.append(b"connection: close")
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)
 
 
 class Relay:
@@ -72,18 +94,11 @@ class Relay:
         self.code: str | None = None
         self.refusal: ApiError | None = None
         self._chunks = length is None and wish.chunks
-        lines = [status_line(head.status)]
-        lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _NOT_RELAYED]
-        lines.append(b"x-request-id: %b\r\n" % wish.request_id)
-        if wish.extra:
-            lines += [b"%b: %b\r\n" % pair for pair in wish.extra]
+        framing = _CHUNKED if self._chunks else b""
         if length is not None:
-            lines.append(b"content-length: %d\r\n" % length)
-        elif wish.chunks:
-            lines.append(b"transfer-encoding: chunked\r\n")
-        close = wish.close or (length is None and not wish.chunks)
-        lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
-        self._head = b"".join(lines)
+            framing = b"content-length: %d" % length
+        close = wish.close or not framing
+        self._head = head_bytes(head, wish.request_id, framing, close=close, extra=wish.extra)
 
     @property
     def untouched(self) -> bool:

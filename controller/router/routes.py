@@ -88,9 +88,12 @@ def paths() -> list[tuple[str, Route]]:
     ]
 
 
-def find(method: bytes, path: bytes) -> Route | ApiError:
-    """The route of a request: 404 for unknown paths, 405 for wrong methods."""
-    route = _ROUTES.get(path)
+def find(method: bytes, target: bytes) -> Route | ApiError:
+    """The route of a request, whatever its query: 404 for unknown paths, 405 for wrong methods."""
+    path, route = target, _ROUTES.get(target)
+    if route is None and b"?" in target:
+        path = target.partition(b"?")[0]
+        route = _ROUTES.get(path)
     if route is None and path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
         name = unquote_to_bytes(path[len(_MODEL_PREFIX) :]).decode("utf-8", "replace")
         route = Route("models", Kind.MODEL, _READ, name)

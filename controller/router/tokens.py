@@ -24,6 +24,11 @@ class Tokens(NamedTuple):
     reasoning: int | None = None  # of the completion
     estimated: bool = False  # something of it is ours, not the engine's
 
+    @property
+    def complete(self) -> bool:
+        """Whether the engine told both sides."""
+        return self.prompt is not None and self.completion is not None
+
 
 UNKNOWN = Tokens()
 _USUAL = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
@@ -107,10 +112,19 @@ class UsageFinder:
 
     def tokens(self) -> Tokens:
         """What was found; unknown when there was no complete usage object."""
-        found = None if self._captured is None else _OPENING.match(self._captured)
-        if found is None or self._captured is None:
-            return UNKNOWN
-        return read_usage(_balanced(self._captured, found.end() - 1))
+        return UNKNOWN if self._captured is None else _read_at(self._captured)
+
+
+def find_usage(answer: bytes) -> Tokens:
+    """What a whole JSON answer tells; unknown when there is no usage object in it."""
+    at = answer.rfind(_NAME)
+    return UNKNOWN if at < 0 else _read_at(answer[at : at + _LONGEST])
+
+
+def _read_at(text: bytes) -> Tokens:
+    """The counts of the usage object that `text` begins with."""
+    found = _OPENING.match(text)
+    return UNKNOWN if found is None else read_usage(_balanced(text, found.end() - 1))
 
 
 def _balanced(text: bytes, start: int) -> Any:

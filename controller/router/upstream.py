@@ -123,8 +123,10 @@ class UpstreamConnection(Connection):
         self._forget_answer()
         self.owner = owner
         self._total_due = total_due
-        self._expect()
-        self._sent_at = self._heard
+        self._heard = self._sent_at = now = time.monotonic()
+        times = self._timeouts
+        patience_s = times.connect_s if self._connecting else times.headers_s
+        self._deadlines.set(self, min(now + patience_s, total_due))
         self.send(request)
 
     def watch(self, beat_s: float) -> None:

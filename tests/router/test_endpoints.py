@@ -172,8 +172,9 @@ def test_a_name_that_is_no_utf8_is_no_crash() -> None:
 # -- bodies --------------------------------------------------------------------------------------
 
 DEEP = b'{"model":"m","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEPER = b"[" * 300 + b"]" * 300 + b"}"  # we can read it, but not write it again
 BAD = [
-    (DEEP, "invalid_json"), (b'{"model":"m","a":' + b"[" * 300 + b"]" * 300 + b"}", "invalid_json"),
+    (DEEP, "invalid_json"), (b'{"stream":true,"model":"m","a":' + DEEPER, "invalid_json"),
     (b'{"model":"m","a":"\xff"}', "invalid_json"), (b'{"model":"m\x00"}', "invalid_json"),
     (b'{"model":"m","a":"\\ud800"}', "invalid_json"), (b'{"model":"m","a":NaN}', "invalid_json"),
     (b'\xef\xbb\xbf{"model":"m"}', "invalid_json"),
@@ -195,6 +196,13 @@ async def test_bad_json_is_refused_in_bounded_work(house: House, body: bytes, co
     assert (answer.status, answer.code) == (404 if code == "model_not_found" else 400, code)
     assert house.engines[0].records == []
     assert (await house.ask()).status == 200
+
+
+async def test_a_deep_body_passes_where_nothing_of_it_must_change(house: House) -> None:
+    await house.start()
+    body = b'{"model":"m","a":' + DEEPER
+    assert (await post(house, "/v1/chat/completions", body)).status == 200
+    assert house.engines[0].records[0].body == body
 
 
 @pytest.mark.parametrize(
