@@ -35,6 +35,11 @@ class Process:
         """Zombies hold no memory and no port: they only wait for their parent."""
         return self.state in "ZX"
 
+    @property
+    def halted(self) -> bool:
+        """Stopped by SIGSTOP or a debugger: the kernel still accepts connections for it."""
+        return self.state in "Tt"
+
 
 def parse_stat(text: str) -> Process:
     """Parse /proc/<pid>/stat; the name may hold spaces and brackets, so count from its last one."""

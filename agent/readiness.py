@@ -57,9 +57,20 @@ def listener_problem(port: int, leader: Identity, mark: Mark) -> str | None:
         return "who listens on the port is unknown: /proc/net/tcp cannot be read"
     if not inodes:
         return f"nothing listens on port {port} yet"
-    if any(procfs.socket_inodes(member.pid) & inodes for member in tree(leader, mark)):
+    holders = [m.pid for m in tree(leader, mark) if procfs.socket_inodes(m.pid) & inodes]
+    if not holders:
+        return f"port {port} is held by {foreign_listener(port) or 'an unknown process'}"
+    halts = [halted_because(pid) for pid in holders]
+    return halts[0] if all(halts) else None
+
+
+def halted_because(pid: int) -> str | None:
+    """Why a process cannot work although it lives; an engine without a health path shows nothing
+    else, for the kernel accepts connections in its name."""
+    found = procfs.process(pid)
+    if found is None or not found.halted:
         return None
-    return f"port {port} is held by {foreign_listener(port) or 'an unknown process'}"
+    return f"pid {pid} is stopped by a signal or a debugger (state {found.state}) and does not run"
 
 
 def served_models(body: bytes) -> set[str]:
@@ -83,7 +94,8 @@ async def not_ready_because(check: Check, leader: Identity, mark: Mark) -> str |
     """Why the shard is not ready, or None when it is. Takes at most 2 * TIMEOUT_S."""
     if check.lives_s is not None:
         age = procfs.age_s(leader.start_ticks)
-        return None if age >= check.lives_s else f"started only {age:.1f} s ago"
+        young = None if age >= check.lives_s else f"started only {age:.1f} s ago"
+        return young or halted_because(leader.pid)
     problem = await trio.to_thread.run_sync(listener_problem, check.port, leader, mark)
     if problem or check.path is None:
         return problem

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from controller.placement import filters, score
-from controller.placement.gang import document, master_port
+from controller.placement.chance import draw
+from controller.placement.gang import ALL_PORTS, document, master_port
 from controller.placement.model import Place, PlacedShard
 from controller.placement.nearness import nearest
 
@@ -61,7 +62,7 @@ class Chosen:
                 basis=node.alloc_gen,
                 gpus=tuple(gpu.uuid for gpu in cards[rank]),
                 gpu_memory_mib=profile.gpu_memory_mib if profile.share else None,
-                port=filters.free_ports(node, 1)[0],
+                port=self._port(node),
                 cpus=profile.cpus,
                 memory_mib=profile.memory_mib,
             )
@@ -78,6 +79,19 @@ class Chosen:
             )
             for shard in shards
         )
+
+    def _port(self, node: Node) -> int:
+        """The lowest free one, and after a failure another than last time.
+
+        What listens on a port outside llmgw is known to nobody before an engine wants it: with the
+        same port at each launch a stranger there would keep the replica down for ever.
+        """
+        if not self.replica.restarts:
+            return filters.free_ports(node, 1)[0]
+        last = {shard.port for shard in self.replica.shards if shard.node_id == node.id}
+        free = filters.free_ports(node, ALL_PORTS)
+        fresh = [port for port in free if port not in last] or free
+        return fresh[draw(self.seed, self.replica.id, self.replica.restarts, node.id) % len(fresh)]
 
     def _parts(self, liking: score.Liking) -> dict[str, float]:
         """Points by name; of several nodes their mean, so that places can be compared."""

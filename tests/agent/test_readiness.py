@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.process import Identity, Mark, end_tree, spawn
+from agent.process import Identity, Mark, end_tree, send, spawn
 from agent.readiness import Check, not_ready_because, served_models
 from tests.agent.conftest import ODD, free_port, until
 
@@ -46,6 +47,33 @@ async def test_D04_an_orphan_on_the_port_makes_nobody_ready(tmp_path: Path) -> N
     finally:
         await end_tree(orphan, orphans_mark, 0)
         await end_tree(other, mark, 0)
+
+
+@pytest.mark.parametrize("asked", ["a port", "a rank without a door"])
+async def test_C14_a_stopped_engine_is_not_ready_without_a_health_path(
+    tmp_path: Path, asked: str
+) -> None:
+    """The kernel goes on to accept connections for it, so an open port proves nothing."""
+    port = free_port()
+    engine, mark = start(tmp_path, 1, port, "m")
+    lives_s = None if asked == "a port" else 0.0
+    check = Check("127.0.0.1", port, None, lives_s=lives_s)
+
+    async def well() -> bool:
+        return await not_ready_because(check, engine, mark) is None
+
+    async def halted() -> bool:
+        reason = await not_ready_because(check, engine, mark)
+        return reason is not None and f"pid {engine.pid} is stopped by a signal" in reason
+
+    try:
+        await until(well, "the engine is ready")
+        send(engine, signal.SIGSTOP)
+        await until(halted, "it is told that the engine does not run")
+        send(engine, signal.SIGCONT)
+        await until(well, "the engine runs again")
+    finally:
+        await end_tree(engine, mark, 0)
 
 
 @pytest.mark.parametrize(

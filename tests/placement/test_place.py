@@ -42,6 +42,27 @@ def test_a_place_says_all_that_the_shard_needs():
     assert place.reason.startswith("on n1 gpu 0, 1 by profile p: ")
 
 
+def test_after_a_failure_another_port_is_tried():
+    """A stranger on a port is known to nobody before an engine wants it (D04)."""
+    free = range(20000, 20004)
+    tried, port = [], 20000
+    for failures in range(1, 30):
+        last = shard("failed", id_=failures, port=port)
+        again = replica(1, "pending", last, restarts=failures)
+        (place,) = planned([node(ports=(20000, 20003))], model(), again, seed=failures)
+        assert place.shards[0].port in free
+        assert place.shards[0].port != port
+        port = place.shards[0].port
+        tried.append(port)
+    assert set(tried) == set(free)
+
+
+def test_a_range_of_one_port_is_tried_again_after_a_failure():
+    again = replica(1, "pending", shard("failed", port=20000), restarts=2)
+    (place,) = planned([node(ports=(20000, 20000))], model(), again)
+    assert place.shards[0].port == 20000
+
+
 def test_lowest_free_healthy_card():
     cards = (gpu(0, claims=whole(9)), gpu(1, healthy=False), gpu(2), gpu(3))
     (place,) = planned([node(gpus=cards)], model())
