@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from controller.placement import filters, score
 from controller.placement.apart import Hosts, home
-from controller.placement.place import OCCUPYING
+from controller.placement.place import OCCUPYING, Planner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from controller.placement.model import Model, Snapshot
+    from controller.placement.model import Model, Node, Profile, Snapshot
 
 MOST: Final = 10
 
@@ -38,7 +38,7 @@ class Candidate:
 def candidates(snapshot: Snapshot, model: Model) -> list[Candidate]:
     """The best nodes by the first profile that fits any, best first; [] when none does.
 
-    For a replica over several nodes: the nodes that could take a shard, each by itself.
+    For a replica over several nodes: those that could take a shard and have enough partners.
     """
     homes = {node.id: home(node) for node in snapshot.nodes}
     hosts = Hosts(homes, frozenset(homes.values()))
@@ -49,9 +49,17 @@ def candidates(snapshot: Snapshot, model: Model) -> list[Candidate]:
     for profile in model.profiles:
         found = [
             Candidate(profile.name, node.id, score.base(profile, node) | liking.parts(node))
-            for node in snapshot.nodes
-            if not filters.refusals(profile, node)
+            for node in _fitting(snapshot, model, profile)
         ]
         if found:
             return sorted(found, key=lambda c: (-c.total, c.node))[:MOST]
     return []
+
+
+def _fitting(snapshot: Snapshot, model: Model, profile: Profile) -> list[Node]:
+    """Nodes that pass all rules; of a gang's, that are in a group which is large enough."""
+    found = [node for node in snapshot.nodes if not filters.refusals(profile, node)]
+    if profile.shards == 1 or not found:
+        return found
+    partners = Planner(snapshot.nodes, [model], [], 0).partners(profile)
+    return [node for node in found if node.id in partners]

@@ -76,6 +76,16 @@ class Gangs:
         ids = sorted(id_ for _, _, id_ in entries)
         return Gang(group, tuple(self._ledger.nodes[id_] for id_ in ids), class_)
 
+    def partners(self, profile: Profile, demands: Sequence[Demand]) -> frozenset[str]:
+        """Nodes of every group that is large enough, whichever would be chosen."""
+        return frozenset(
+            id_
+            for _, table in self._by_kind(demands)
+            for entries in table.values()
+            if len(entries) >= profile.shards
+            for _, _, id_ in entries
+        )
+
     def unmet(self, profile: Profile, demands: Sequence[Demand]) -> Unmet:
         """What there was instead of a gang."""
         most: dict[int, int] = {}

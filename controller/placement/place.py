@@ -129,6 +129,10 @@ class Planner:
             refused.append(self._refused(profile))
         return None, Refusals(model.name, refused)
 
+    def partners(self, profile: Profile) -> frozenset[str]:
+        """Nodes that could be part of a gang of this profile now: for people who ask."""
+        return self._gangs.partners(profile, self._by_class(profile))
+
     @cached_property
     def _gangs(self) -> Gangs:
         """Only plans that place over several nodes look at what connects them."""

@@ -39,3 +39,19 @@ def test_a_large_fleet_shows_the_best_only(count):
     wanted = model("m", 1)
     nodes = [node(f"n{i}") for i in range(count)]
     assert len(candidates(snapshot(nodes, [wanted]), wanted)) == min(count, MOST)
+
+
+@pytest.mark.parametrize(("fabric", "shards", "there"), [
+    ("nvlink-domain", 2, {"t1", "t2"}), ("nvlink-domain", 3, set()), ("fabric", 2, {"t1", "t2"}),
+    ("any", 4, {"t1", "t2", "h1", "h2"}), ("any", 5, set()),
+])  # fmt: skip
+def test_of_a_gang_only_nodes_with_enough_partners_are_shown(fabric, shards, there):
+    nodes = [
+        node("t1", nvlink_domain="d.1", imex_ready=True),
+        node("t2", nvlink_domain="d.1", imex_ready=True),
+        node("h1"), node("h2"), node("h3", state="cordoned"),
+    ]  # fmt: skip
+    wanted = model("m", 1, profile(shards=shards, fabric=fabric))
+    assert {c.node for c in candidates(snapshot(nodes, [wanted]), wanted)} == there
+    place, _ = Planner(nodes, [wanted], [], 0).place(wanted, replica(1, "pending"))
+    assert (place is not None) == bool(there)
