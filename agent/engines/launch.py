@@ -88,19 +88,29 @@ class Engine(Protocol):
 
 
 def option(args: tuple[str, ...], *names: str) -> str | None:
-    """The value an option has in a list of arguments (`-x v` or `--x=v`), or None."""
+    """The value an option has in a list of arguments (`-x v` or `--x=v`), or None.
+
+    Read as engines read it: the last one counts, and `--a_b` is `--a-b`.
+    """
+    found = None
     for position, item in enumerate(args):
-        if item in names and position + 1 < len(args):
-            return args[position + 1]
         name, given, value = item.partition("=")
-        if given and name in names:
-            return value
-    return None
+        if _plain(name) not in names:
+            continue
+        if given:
+            found = value
+        elif position + 1 < len(args):
+            found = args[position + 1]
+    return found
 
 
 def has_option(args: tuple[str, ...], *names: str) -> bool:
     """Whether a profile sets one of these options itself."""
-    return any(item.partition("=")[0] in names for item in args)
+    return any(_plain(item.partition("=")[0]) in names for item in args)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-") if name.startswith("--") else name
 
 
 def single_node(a: Assignment) -> None:

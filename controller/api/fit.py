@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
@@ -46,6 +46,7 @@ class FitCase(Answer):
     fits: bool | None = None
     verdict: str
     need_mib: int | None = None
+    fault: str | None = None
     context: int | None = None
     sequences: float | None = None
     tokens: int | None = None
@@ -145,21 +146,44 @@ def _profile(
         "gpus": row["gpus"],
         "shards": row["shards"],
         "gpu_memory_mib": row["gpu_memory_mib"],
-        "cases": [_case(card, estimate(facts, **how, card_mib=card["mib"])) for card in cards],
+        "cases": [
+            _case(card, _believed(estimate(facts, **how, card_mib=card["mib"]), row), row)
+            for card in cards
+        ],
     }
 
 
-def _case(card: Mapping[str, Any], found: Estimate) -> dict[str, Any]:
+def _believed(found: Estimate, row: Mapping[str, Any]) -> Estimate:
+    """What the profile says of its need goes before the estimate, as in placement."""
+    own, need = row["gpu_memory_mib"], found.need_mib
+    if own is None:
+        return found
+    if found.card_mib is not None and own > found.card_mib:
+        return replace(found, fits=False)
+    if need is not None and need > own:
+        note = f"the profile's gpu_memory of {size(own)} is believed, and {size(need - own)} less"
+        return replace(found, notes=(*found.notes, f"{note} than this estimate"))
+    return found
+
+
+def _case(card: Mapping[str, Any], found: Estimate, row: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: value for name, value in asdict(found).items() if name != "strict"}
     return {
         "class": card["class"],
         "cards": card["count"],
-        "verdict": _verdict(card, found),
+        "verdict": _verdict(card, found, row["gpu_memory_mib"]),
     } | told
 
 
-def _verdict(card: Mapping[str, Any], found: Estimate) -> str:
+def _verdict(card: Mapping[str, Any], found: Estimate, own_mib: int | None) -> str:
     """One sentence: fits, does not fit by how much, or unknown because of what."""
+    if own_mib is not None and found.card_mib is not None and own_mib > found.card_mib:
+        return (
+            f"does not fit: the profile's gpu_memory is {size(own_mib)}, "
+            f"{size(own_mib - found.card_mib)} more than it has"
+        )
+    if found.fault is not None:
+        return f"does not start: {found.fault}"
     if found.need_mib is None:
         return f"unknown, for this is missing: {', '.join(found.missing)}"
     if found.card_mib is None:

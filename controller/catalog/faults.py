@@ -62,9 +62,11 @@ def _message(fault: ErrorDetails, form: type[BaseModel]) -> str:
     if fault["type"] == "value_error":
         return str(fault.get("ctx", {}).get("error", fault["msg"]))
     given = fault.get("input")
-    message = fault["msg"].removeprefix("Input ").removeprefix("should ")
+    # "Input should be less than 64", "String should match pattern ..."
+    subject, should, message = fault["msg"].partition(" should ")
     plain = given is None or isinstance(given, str | int | float | bool)
-    return f"must {message}" + (f", not {str(given)[:100]!r}" if plain else "")
+    said = f"must {message}" if should else f"is wrong: {subject}"
+    return said + (f", not {str(given)[:100]!r}" if plain else "")
 
 
 def _objects(where: Sequence[int | str], document: Any) -> str:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from controller.catalog import arguments
 from controller.catalog.faults import nearest
 from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic needs it at run time
 
@@ -49,9 +58,19 @@ _MATTERS: Final = (
 
 
 class Strict(BaseModel):
-    """A form that refuses fields it does not know."""
+    """A form that refuses fields it does not know, and true where a number belongs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name is not None:
+            declared = cls.model_fields[info.field_name].annotation
+            kinds = {declared, *get_args(declared)}
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
 
 
 def _word(value: object) -> object:
@@ -171,6 +190,12 @@ class Profile(Strict):
             )
         if self.share and self.gpu_memory is None:
             raise ValueError("share needs gpu_memory: how much of the card a replica claims")
+        return self
+
+    @model_validator(mode="after")
+    def _arguments(self) -> Self:
+        if (why := arguments.fault(self.engine, self.args, self.gpus, self.shards)) is not None:
+            raise ValueError(why)
         return self
 
     def document(self, source: str) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Estimate:
     fits: bool | None = None
     strict: bool = True
     """Whether the engine fails on a smaller card; llama.cpp may put less there."""
+    fault: str | None = None
+    """Why the engine starts on no card at all, whatever its memory."""
     context: int | None = None
     """Tokens of one sequence that the cache must hold."""
     sequences: float | None = None
@@ -137,11 +139,13 @@ class _Fit:
         holds = room / one if room is not None and fills else None
         enough = self.ask.cache_bytes is None or one <= self.ask.cache_bytes
         self._remark(need, enough, one)
+        fault = self._fault()
+        enough = enough and fault is None
         strict = self.ask.engine != "llamacpp" or self.ask.gpu_layers is not None
         fits = None if self.card_mib is None else enough and (need <= self.card_mib or not strict)
         return Estimate(
             lines=tuple(line for line in (*held[:1], cache, *held[1:], *work) if line.mib),
-            need_mib=need, card_mib=self.card_mib, fits=fits, strict=strict,
+            need_mib=need, card_mib=self.card_mib, fits=fits, strict=strict, fault=fault,
             context=self.length, sequences=None if holds is None else int(holds * 100) / 100,
             tokens=None if holds is None else int(holds * self.length), notes=tuple(self.notes),
         )  # fmt: skip
@@ -175,6 +179,13 @@ class _Fit:
             why += f" ({self.cache.windowed / 1024:.6g} of it for {self.cache.reach:.0f} tokens)"
         return Line("cache", ceil(self.cache.sequence(self.length) / MIB), why)
 
+    def _fault(self) -> str | None:
+        """vLLM and SGLang give each card of a tensor as many heads as every other."""
+        heads, parts = self.f.heads, self.ask.attention_tp
+        if self.ask.engine == "llamacpp" or not heads or heads % parts == 0:
+            return None
+        return f"{heads} attention heads cannot be cut into {parts} equal parts"
+
     def _share(self) -> float | None:
         """The share that bounds weights and cache; a cache of a fixed size asks for none."""
         return self.ask.share if self.ask.cache_bytes is None else None
@@ -201,8 +212,6 @@ class _Fit:
                 f"a cache of {(a.cache_bytes or 0) / MIB:.0f} MiB does not hold one sequence of "
                 f"{self.length} tokens ({one / MIB:.0f} MiB): give it more or lower the length"
             )
-        if a.engine != "llamacpp" and self.f.heads and self.f.heads % a.attention_tp:
-            self.notes.append(f"{self.f.heads} heads cannot be cut into {a.attention_tp} parts")
         if own and a.context and a.context > own:
             self.notes.append(f"the model was made for {own} tokens, {a.context} are asked for")
         if a.engine == "llamacpp" and a.gpu_layers is None and need > (self.card_mib or need):

@@ -170,6 +170,8 @@ def retry(replica: Replica, around: Around) -> Move | None:
     """A failed replica that is still wanted goes back to the queue when its backoff has passed."""
     if replica.backoff_until is not None and around.now < replica.backoff_until:
         return None
+    if not replica.restarts:  # its node was lost, or its agent ended
+        return move(replica, "pending", "it is wanted still, and the failure was not its own")
     return move(replica, "pending", f"backoff after failure {replica.restarts} has passed")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.assignment import Assignment, Gpu
 from agent.engines import CannotLaunch, Place, devices, engine_of, hint
-from agent.engines.launch import option
+from agent.engines.launch import has_option, option
 from agent.engines.llamacpp import gguf_file
 
 BASE = Assignment(
@@ -69,6 +69,16 @@ def test_a_profile_may_set_its_own_parallelism_and_key(tmp_path: Path) -> None:
     assert launch.argv.count("--tensor-parallel-size") == 0
     assert engine.check(a).bearer == "k"
     assert engine.check(replace(BASE, env={"VLLM_API_KEY": "e"})).bearer == "e"
+
+
+def test_options_are_read_as_engines_read_them() -> None:
+    args = ("--tensor_parallel_size", "2", "-pp=3", "--tensor-parallel-size=4", "--flag")
+    assert option(args, "--tensor-parallel-size", "-tp") == "4"
+    assert option(args, "-pp") == "3"
+    assert option(args, "--flag") is None
+    assert has_option(args[:2], "--tensor-parallel-size")
+    assert has_option(args, "--flag")
+    assert not has_option(args, "--tensor-parallel")
 
 
 def test_stages_and_copies_of_the_profile_take_their_part_of_the_cards(tmp_path: Path) -> None:

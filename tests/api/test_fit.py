@@ -60,6 +60,9 @@ async def test_each_profile_and_class_is_told(big, database):
     assert h100["need_mib"] == -(-sum(line["mib"] for line in h100["lines"]) * 10 // 9)
     assert h100["sequences"] > 1
     assert (own["gpu_memory_mib"], [c["class"] for c in own["cases"]]) == (70 * 1024, ["L40S"])
+    assert (own["cases"][0]["fits"], own["cases"][0]["verdict"]) == (
+        False, "does not fit: the profile's gpu_memory is 70 GiB, 25.01 GiB more than it has"
+    )  # fmt: skip
     assert cpu["cases"] == []
     assert free["cases"][0]["verdict"] == (
         "unknown, for this is missing: engine command runs what only its user knows"
@@ -101,3 +104,30 @@ async def test_unknown_names_are_told(big):
     said = await big.bad(404, "GET", "/fit?model=big&profile=nope")
     assert said == "model big has no profile nope: it has one, two, own, cpu, free"
     assert "model" in await big.bad(400, "GET", "/fit")
+
+
+@pytest.mark.parametrize(("memory", "gpus", "verdict", "notes"), [
+    ("900GiB", 1, "does not fit: the profile's gpu_memory is 900 GiB, 820.35 GiB more than", []),
+    ("10GiB", 1, "does not fit: needs 152.99 GiB per card", ["gpu_memory of 10 GiB is believed"]),
+    ("79GiB", 8, "fits: needs", []), (None, 6, "does not start: 64 attention heads", []),
+])  # fmt: skip
+async def test_what_the_profile_says_of_its_memory_counts(
+    fleet, api, database, memory, gpus, verdict, notes
+):
+    report(database)
+    own = {"gpu_memory": memory} if memory else {}
+    profile = {"name": "p", "engine": "vllm", "gpus": gpus, "gpu_class": "H100"} | own
+    await api.good("POST", "/models", BIG | {"profiles": [profile]})
+    (case,) = (await api.good("GET", "/fit?model=big"))["profiles"][0]["cases"]
+    assert case["verdict"].startswith(verdict)
+    assert case["fits"] is (verdict.startswith("fits"))
+    assert [part in note for part, note in zip(notes, case["notes"], strict=True)] == [True] * len(
+        notes
+    )
+
+
+async def test_its_own_memory_is_judged_without_facts_too(fleet, api):
+    profile = {"name": "p", "engine": "vllm", "gpus": 1, "gpu_memory": "900GiB"}
+    await api.good("POST", "/models", BIG | {"profiles": [profile]})
+    (case,) = (await api.good("GET", "/fit?model=big"))["profiles"][0]["cases"]
+    assert (case["fits"], case["lines"]) == (False, [])

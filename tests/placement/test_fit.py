@@ -117,6 +117,16 @@ def test_the_engine_s_share_counts():
     assert "does not hold one sequence of 8192 tokens (1024 MiB)" in found.notes[0]
 
 
+@pytest.mark.parametrize(("engine", "gpus", "fault"), [
+    ("vllm", 8, None), ("vllm", 6, "32 attention heads cannot be cut into 6 equal parts"),
+    ("sglang", 3, "32 attention heads cannot be cut into 3 equal parts"), ("llamacpp", 3, None),
+])  # fmt: skip
+def test_heads_that_cannot_be_shared_out_fit_on_no_card(engine, gpus, fault):
+    found = estimate(m.LLAMA_8B_FACTS, engine=engine, args=SHORT, gpus=gpus, card_mib=H200)
+    assert (found.fault, found.fits) == (fault, fault is None)
+    assert found.need_mib is not None, "the memory is told all the same"
+
+
 def test_offloading_and_eager_need_less():
     usual = estimate(m.LLAMA_8B_FACTS, engine="vllm", args=SHORT, card_mib=RTX4090)
     less = estimate(
