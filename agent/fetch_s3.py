@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from agent.fetch_many import WORKERS, bring, place_of
 from agent.fetch_room import folder_bytes
-from agent.fetch_verify import Brought, Checksum, FetchError, facts_of, finish, verify, version_of
+from agent.fetch_verify import (
+    Brought,
+    Checksum,
+    FetchError,
+    facts_of,
+    finish,
+    part_said,
+    verify,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 30
 TRIES = 5
-"""Tries in a row that brought no byte; any progress starts the count again."""
+"""Tries in a row that came no further than an earlier one; any progress starts the count again."""
 BLOCK = 256 << 10
 _PLAIN_MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -122,7 +131,7 @@ class Store:
     def _copy_all(self, thing: Thing, part: Path) -> None:
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
-        failures = 0
+        failures, furthest = 0, part.stat().st_size
         while (before := part.stat().st_size) < thing.size:
             reason: Exception | str = "the answer ended early"
             try:
@@ -131,7 +140,8 @@ class Store:
                 reason = error
             if part.stat().st_size >= thing.size:
                 return
-            failures = failures + 1 if part.stat().st_size <= before else 1
+            failures = failures + 1 if part.stat().st_size <= furthest else 1
+            furthest = max(furthest, part.stat().st_size)
             if failures >= TRIES:
                 raise FetchError(
                     f"s3:{self._bucket}/{thing.key} failed {failures} times without progress: "
@@ -156,8 +166,11 @@ class Store:
             ) from error
         partial_answer = answer["ResponseMetadata"]["HTTPStatusCode"] == 206
         with part.open("r+b") as file, answer["Body"] as body:
-            if partial_answer:
+            if partial_answer and part_said(answer.get("ContentRange"))[0] == have:
                 file.seek(have)
+            elif partial_answer:  # of another place: two parts that do not meet are no file
+                file.truncate()
+                return
             else:
                 file.truncate()
             while block := body.read(BLOCK):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = 1 << 20
+_RANGE = re.compile(r"bytes (\d+)-\d+/(?:(\d+)|\*)")
 
 
 class FetchError(Exception):
@@ -30,7 +32,7 @@ class Checksum:
 class Brought:
     """What a download brought: how each file was verified, and the one file where it is only one.
 
-    The words are sha256, md5, git, size, or none where the server told nothing to compare with.
+    The words are sha256, md5, git and size.
     """
 
     files: dict[str, str]
@@ -55,7 +57,8 @@ def verify(part: Path, total: int | None, checksum: Checksum | None, what: str) 
         drop(part)
         raise FetchError(f"{what}: {size} bytes came and {total} were announced")
     if checksum is None:
-        return "none" if total is None else "size"
+        assert total is not None, f"{what}: nothing to compare with"
+        return "size"
     found = digest(part, checksum.kind)
     if found != checksum.value:
         drop(part)  # never served, and never taken for a good beginning
@@ -63,6 +66,14 @@ def verify(part: Path, total: int | None, checksum: Checksum | None, what: str) 
             f"{what}: its {checksum.kind} is {found} and {checksum.value} was expected; removed"
         )
     return checksum.kind
+
+
+def part_said(content_range: str | None) -> tuple[int | None, int | None]:
+    """First byte and whole size that a Content-Range speaks of; None for what it does not say."""
+    found = _RANGE.fullmatch(content_range or "")
+    if found is None:
+        return None, None
+    return int(found[1]), int(found[2]) if found[2] else None
 
 
 def facts_of(part: Path) -> Path:

@@ -36,6 +36,8 @@ class Server:
         self.announced: int | None = None
         """What a file's length is said to be, when not its own."""
         self.tokens: set[str | None] = set()
+        self.raw: list[bytes] = []
+        """Answers to the next requests, byte for byte; the connection ends after each."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -74,6 +76,9 @@ class Server:
         wanted = to.headers.get("Range")
         if body:
             self.ranges.append(wanted)
+        if self.raw:
+            to.wfile.write(self.raw.pop(0))
+            return
         start = 0
         if wanted and to.headers.get("If-Range", self.tag) == self.tag:
             start = int(wanted.removeprefix("bytes=").partition("-")[0])
@@ -117,6 +122,12 @@ class Server:
             to.wfile.write(data)
         except OSError:
             pass  # the downloader was killed
+
+
+def raw(status: int, body: bytes, *headers: str) -> bytes:
+    """An answer as it comes over the wire."""
+    head = [f"HTTP/1.1 {status} Odd", 'ETag: "v1"', *headers, "", ""]
+    return "\r\n".join(head).encode() + body
 
 
 @contextmanager

@@ -22,6 +22,8 @@ class Store:
         self.cut_after: int | None = None
         self.hold_after: int | None = None
         self.corrupt: str | None = None
+        self.shift = 0
+        """So many bytes off the place that was asked for is what an answer begins with."""
         self.release = threading.Event()
         self.ranges: list[tuple[str, str | None]] = []
         self.signed: list[str] = []
@@ -92,6 +94,7 @@ class Store:
             data = bytes([data[0] ^ 1]) + data[1:]
         start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
         if wanted:
+            start += self.shift
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         self.send(to, 206 if wanted else 200, data[start:], headers)
 

@@ -108,6 +108,18 @@ async def test_a_cut_object_goes_on_where_it_was(store: Store, bring: Weights) -
     assert second[1] in ("bytes=524288-", "bytes=600000-"), "what had come is not fetched again"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [-1000, 1])
+async def test_D25_parts_that_do_not_meet_are_never_served(
+    store: Store, bring: Weights, shift: int
+) -> None:
+    store.objects, store.cut_after, store.shift = {"a.gguf": DATA}, 600_000, shift
+    store.etags = {"a.gguf": '"0123456789abcdef0123456789abcdef-3"'}  # of parts: says no md5
+    path = await bring.ensure("s3:bkt/a.gguf", nothing)
+    assert path.read_bytes() == DATA
+    assert [wanted is None for _, wanted in store.ranges] == [True, False, True]
+
+
 async def test_D22_a_killed_download_resumes_and_shows_no_secret(
     store: Store, bring: Weights, tmp_path: Path
 ) -> None:
