@@ -85,7 +85,7 @@ def build(
         shards=shards,
         facts=Facts(machine, WeightsScan(settings.scan_paths), shards.sources, engines.rows),
         engine_log_bytes=settings.engine_log_size,
-        collector=Collector(weights, shards.sources),
+        collector=Collector(weights, shards.sources_in_use),
     )
     return agent, shards
 

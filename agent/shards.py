@@ -272,6 +272,14 @@ class Shards:
         return {f"{a.get('engine')}-{a.get('engine_version')}" for a in live}
 
     def sources(self) -> set[str]:
-        """Sources that shards of this node name."""
-        found = (record.assignment.get("source") for record in self._records.values())
-        return {source for source in found if isinstance(source, str)}
+        """Sources that shards of this node name, those that are over included."""
+        return _sources_of(self._records.values())
+
+    def sources_in_use(self) -> set[str]:
+        """Sources that live shards name. One that is over is known until the next list comes."""
+        return _sources_of(r for r in self._records.values() if r.state not in SHARD_FINAL)
+
+
+def _sources_of(records: Iterable[Record]) -> set[str]:
+    found = (record.assignment.get("source") for record in records)
+    return {source for source in found if isinstance(source, str)}

@@ -221,6 +221,6 @@ def build(
         shards=shards,
         facts=Facts(machine, SimWeights(node), shards.sources),  # type: ignore[arg-type]
         engine_log_bytes=1 << 20,
-        collector=Collector(Weights(NOWHERE, {}), shards.sources),
+        collector=Collector(Weights(NOWHERE, {}), shards.sources_in_use),
     )
     return agent, machine

@@ -118,7 +118,7 @@ class Node:
             shards=self.shards,
             facts=Facts(self.probes, WeightsScan([self.folder / "weights"]), self.shards.sources),
             engine_log_bytes=1 << 20,
-            collector=Collector(site.weights, self.shards.sources),
+            collector=Collector(site.weights, self.shards.sources_in_use),
         )
 
     @asynccontextmanager

@@ -206,3 +206,21 @@ async def test_the_agent_removes_what_it_is_asked_to(
     assert "live shard" in answer["kept"][0]["reason"]
     assert used.exists()
     assert not gone.exists()
+
+
+@pytest.mark.slow
+async def test_what_a_shard_used_that_is_over_goes(
+    node: Node, odd: Callable[..., dict[str, Any]]
+) -> None:
+    """The shard is known until the next list, which on a quiet node may be next week."""
+    folder = downloaded(node.folder / "weights")
+    first = odd(1, source=SOURCE)
+    node.door.assign(first)
+    async with node.running():
+        await node.state(1, "ready")
+        node.door.assign({**first, "desired": "stopped"})
+        await node.state(1, "stopped")
+        node.door.asks = [{"id": 5, "kind": "collect", "paths": [str(folder)]}]
+        await until(lambda: 5 in node.door.collected, "it answers")
+    assert node.door.collected[5]["kept"] == []
+    assert not folder.exists()
