@@ -20,9 +20,10 @@ HEADINGS: Final = ("PROFILE", "POOL", "NODE", "REASON")
 
 _QUALITY: Final = {"GiB": 1024.0, "MiB": 1.0}
 _AMOUNT: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(GiB|MiB|cores?|cards?)?")
-_INNATE: Final = frozenset(
+INNATE: Final = frozenset(
     {
         Code.POOL_MISMATCH,
+        Code.NODE_EXCLUDED,
         Code.ARCH_MISMATCH,
         Code.CPU_FLAG_MISSING,
         Code.GPU_CLASS,
@@ -79,7 +80,10 @@ def causes(refusals: Sequence[Refusal]) -> list[Cause]:
 
 
 def main_cause(refusals: Sequence[Refusal]) -> Cause | None:
-    """The cause whose removal opens most nodes: the only obstacle of a node counts first."""
+    """The cause whose removal opens most nodes: the only obstacle of a node counts first.
+
+    View `llmgw.placements` chooses in the same way.
+    """
     per_node: dict[tuple[str, str | None], set[str]] = {}
     for refusal in refusals:
         per_node.setdefault((refusal.profile, refusal.node), set()).add(refusal.code)
@@ -89,10 +93,16 @@ def main_cause(refusals: Sequence[Refusal]) -> Cause | None:
             key = (profile, next(iter(codes)))
             alone[key] = alone.get(key, 0) + 1
     # Where every node lacks by nature what is needed, that is the news, and not who uses it now.
-    able = any(_INNATE.isdisjoint(codes) for codes in per_node.values())
+    able = any(INNATE.isdisjoint(codes) for codes in per_node.values())
     return min(
         causes(refusals),
-        key=lambda c: (able and c.code in _INNATE, -alone.get((c.profile, c.code), 0), -c.nodes),
+        key=lambda c: (
+            able and c.code in INNATE,
+            -alone.get((c.profile, c.code), 0),
+            -c.nodes,
+            not c.code.startswith("node_"),  # one that may not be used says more than what it lacks
+            c.code.endswith("_unknown"),
+        ),
         default=None,
     )
 

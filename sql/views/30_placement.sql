@@ -42,13 +42,21 @@ select m.name as model,
 from llmgw_core.model m
 left join llmgw_core.attempt a on a.model = m.name
 left join lateral (
-    select count(*)::int as refused,
-        -- What stands in the way of most candidates; a node that may not be used at all explains more than what it lacks.
-        (select format('%s (%s of %s candidates)', (array_agg(y.reason order by y."position"))[1], count(distinct (y.profile, y.node_id)),
-                    (select count(distinct (z.profile, z.node_id)) from llmgw_core.rejection z where z.at = a.decision_at and z.decision_id = a.decision_id))
-         from llmgw_core.rejection y where y.at = a.decision_at and y.decision_id = a.decision_id group by y.code
-         order by count(distinct (y.profile, y.node_id)) desc, y.code like 'node\_%' desc, y.code like '%\_unknown', y.code limit 1) as main_reason
-    from llmgw_core.rejection r where r.at = a.decision_at and r.decision_id = a.decision_id) x on true
+    with refusal as (
+        select y.profile, y.node_id, y.code, y.reason, y."position", min(y.code) over w = max(y.code) over w as alone,
+            y.code in ('pool_mismatch', 'node_excluded', 'arch_mismatch', 'cpu_flag_missing', 'gpu_class', 'gpu_count') as innate
+        from llmgw_core.rejection y where y.at = a.decision_at and y.decision_id = a.decision_id window w as (partition by y.profile, y.node_id)),
+    candidate as (select profile, node_id, bool_or(innate) as barred from refusal group by profile, node_id),
+    -- The same choice as in controller/placement/explain.py (a test compares): what a node is by nature is no news while another
+    -- node could; then what alone stands in the way of most, then what does of most.
+    main as (
+        select (array_agg(f.reason order by f."position"))[1] || case when count(f.node_id) = 0 then '' else
+            format(' (%s of %s candidates)', count(distinct f.node_id), (select count(*) from candidate c where c.profile = f.profile)) end as text
+        from refusal f group by f.profile, f.code, f.innate
+        order by f.innate and exists (select from candidate c where not c.barred), count(distinct f.node_id) filter (where f.alone) desc,
+            count(distinct f.node_id) desc, f.code not like 'node\_%', f.code like '%\_unknown',
+            min(min(f."position")) over (partition by f.profile), f.code collate "C" limit 1)
+    select count(*)::int as refused, (select main.text from main) as main_reason from refusal) x on true
 order by m.name;
 comment on view llmgw.placements is 'What the latest attempt to place each model came to.';
 

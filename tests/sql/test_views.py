@@ -330,7 +330,7 @@ def test_placements_tell_four_outcomes_apart(fleet):
         "bumpy": ("placed, rejected along the way", 1),
         "stuck": ("could not be placed", 3),
     }
-    assert shown["stuck"]["main_reason"] == "because of gpu_count (2 of 3 candidates)"
+    assert shown["stuck"]["main_reason"] == "because of memory (1 of 1 candidates)"
     assert [
         row["code"] for row in fleet.rows("select code from llmgw.rejections where model = 'stuck'")
     ] == ["memory", "gpu_count", "gpu_count"]
