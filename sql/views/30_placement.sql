@@ -15,7 +15,7 @@ select r.id, r.model, r.profile, r.state, r.pool,
          when u.in_flight > 0 then 0
          else round(extract(epoch from clock_timestamp() - u.used), 1) end::double precision as idle_seconds,
     r.endpoint, r.error, r.reason, r.restarts, u.in_flight,
-    p.fingerprint is distinct from r.fingerprint and r.fingerprint is not null as stale,
+    m.name is not null and p.fingerprint is distinct from r.fingerprint and r.fingerprint is not null as stale,
     r.backoff_until, r.drain_deadline, r.replace_asked,
     coalesce((select jsonb_agg(jsonb_strip_nulls(jsonb_build_object('id', v.id, 'node', v.node, 'rank', v.rank, 'gpus', coalesce(to_jsonb(v.gpus), '[]'),
             'state', v.state, 'error', v.error, 'cpu_cores', v.cpu_cores, 'memory_bytes', v.memory_bytes,
@@ -24,6 +24,7 @@ select r.id, r.model, r.profile, r.state, r.pool,
         from llmgw.shards v where v.replica = r.id and v.launch = r.launch), '[]') as shards,
     d.depth, d.source as depth_source
 from llmgw_core.replica r
+left join llmgw_core.model m on m.name = r.model
 left join llmgw_core.profile p on p.model = r.model and p.name = r.profile
 left join lateral (select max(x.last_used_at) as used, sum(x.in_flight)::int as in_flight from llmgw_core.router_use x where x.replica_id = r.id) u on true
 join llmgw_core.depth d on d.replica_id = r.id

@@ -306,6 +306,8 @@ def test_an_edited_profile_makes_its_replicas_stale_and_nothing_else(fleet):
         "select stale, idle_seconds, nodes, endpoint from llmgw.replicas where state = 'pending'"
     )
     assert pending == [{"stale": False, "idle_seconds": -1, "nodes": None, "endpoint": None}]
+    fleet.apply([], prune=True)
+    assert fleet.value("select bool_or(stale) from llmgw.replicas") is False, "m is removed"
 
 
 def test_placements_tell_four_outcomes_apart(fleet):
