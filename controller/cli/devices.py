@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CHECK_COLUMNS: Final = ("NODE", "CHECK", "RESULT", "EVIDENCE")
 EVENT_COLUMNS: Final = ("AT", "NODE", "WHAT", "DEVICE", "FROM", "TO")
 NVLINK_COLUMNS: Final = ("DOMAIN", "NODE", "GPUS", "STATE", "IMEX", "CHANNELS", "KEPT OUT BY")
+NO_MACHINES: Final = ("database", "tick")
+"""What the doctor looks at besides nodes and controllers."""
 WORST_FIRST: Final = {"fail": 0, "warn": 1, "pass": 2}
 
 
@@ -51,7 +53,10 @@ def _doctor_text(session: Session, found: list[dict[str, Any]], everything: bool
         if "remedy" in c and c["result"] != "pass"
     )
     count = Counter(check["result"] for check in found)
-    parts = Counter(node.startswith("controller ") for node in {c["node"] for c in found})
+    parts = Counter(
+        node.startswith("controller ")
+        for node in {c["node"] for c in found if c["node"] not in NO_MACHINES}
+    )
     who = [f"{parts[False]} {'node' if parts[False] == 1 else 'nodes'}"]
     if parts[True]:
         who.append(f"{parts[True]} {'controller' if parts[True] == 1 else 'controllers'}")

@@ -46,10 +46,13 @@ class Writer:
         """Model -> its latest attempt as recorded; the one longest ago first."""
         self._refused: set[tuple[object, ...]] = set()
         """What the latest commit refused: the same again is no reason to look at once."""
+        self._notes: tuple[str, ...] | None = None
+        """As the database has them; None when another term's may stand there."""
 
     def forget(self) -> None:
         """Another leader may speak now: under the next term of ours everything is told anew."""
         self._told.clear()
+        self._notes = None
         self._stats.rejections = {}
 
     async def items(self, term: int, items: Sequence[Create | Place | Move]) -> bool:
@@ -133,6 +136,17 @@ class Writer:
         kept = {key: n for key, n in self._stats.rejections.items() if key[0] != attempt.model}
         codes = Counter(refusal.code for refusal in attempt.refusals)
         self._stats.rejections = kept | {(attempt.model, code): n for code, n in codes.items()}
+
+    async def notes(self, term: int, notes: tuple[str, ...]) -> None:
+        """Keep what this tick leaves alone, where it is news. Raises sql.errors."""
+        if notes == self._notes:
+            return
+        try:
+            await self._pool.fetchval(queries("tick")["notes"], term, list(notes))
+        except StaleTerm as error:
+            self._lease.step_down(str(error))
+            return
+        self._notes = notes
 
     def keep_only(self, models: set[str]) -> None:
         """Models that left the catalog have no latest attempt any more."""

@@ -100,7 +100,7 @@ class Ticker:
         self._change = seen.change
         again = await self._commit(term, plan)
         self._writer.keep_only({model.name for model in seen.snapshot.models})
-        self._note((*seen.notes, *plan.notes))
+        await self._note(term, (*seen.notes, *plan.notes))
         ended = trio.current_time()
         self._guard.looked(ended)
         self.stats.stages = {
@@ -125,10 +125,12 @@ class Ticker:
             await self._writer.attempts(term, plan.attempts)
         return again
 
-    def _note(self, notes: tuple[str, ...]) -> None:
+    async def _note(self, term: int, notes: tuple[str, ...]) -> None:
         for note in sorted(set(notes) - set(self.stats.notes)):
             log.warning("note of the tick", note=note)
         self.stats.notes = notes
+        if self._lease.held() == term:
+            await self._writer.notes(term, notes)
 
     async def _wait(self, term: int | None) -> None:
         """Until the clock, a hint or a changed number says to tick again."""

@@ -78,5 +78,17 @@ begin
 end $$;
 comment on function llmgw_core.record_attempts_v1(bigint, jsonb) is 'Keeps what each model''s placement attempt found; a new set of rows only when the refusals changed or grow old. Returns how many were new.';
 
+create or replace function llmgw_core.tick_notes_v1(p_term bigint, p_notes text[]) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+begin
+    update llmgw_core.lease set notes = (select coalesce(array_agg(left(n, 1000) order by nr), '{}') from unnest(p_notes) with ordinality u(n, nr) where nr <= 100)
+        where name = 'tick' and term = p_term;
+    if not found then
+        raise exception 'term % is no longer the leading term of duty tick', p_term using errcode = 'LG001';
+    end if;
+end $$;
+comment on function llmgw_core.tick_notes_v1(bigint, text[]) is 'Keeps what the leader leaves alone, and why, for llmgw.doctor and llmgw.trouble. Raises LG001 for a late leader.';
+
+grant execute on function llmgw_core.tick_notes_v1(bigint, text[]) to llmgw_controller;
 grant execute on function llmgw_core.record_attempts_v1(bigint, jsonb), llmgw_core.attempt_begin_v1(bigint, jsonb),
     llmgw_core.attempt_part_v1(bigint, jsonb, text, int, jsonb), llmgw_core.attempt_end_v1(bigint, jsonb, jsonb) to llmgw_controller;

@@ -144,6 +144,10 @@ select "position", outcome from llmgw_core.commit_plan_v1($1::bigint, $2::jsonb)
 -- Keeps what each model's attempt found.
 select llmgw_core.record_attempts_v1($1::bigint, $2::jsonb);
 
+-- name: notes
+-- Keeps what the leader leaves alone, and why.
+select llmgw_core.tick_notes_v1($1::bigint, $2::text[]);
+
 -- name: attempt_begin
 -- Begins an attempt whose refusals come in parts; null when nothing is new.
 select llmgw_core.attempt_begin_v1($1::bigint, $2::jsonb);

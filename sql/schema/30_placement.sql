@@ -23,9 +23,11 @@ create table llmgw_core.lease (
     term bigint not null,
     holder uuid not null,
     acquired_at timestamptz not null default clock_timestamp(),
-    expires_at timestamptz not null
+    expires_at timestamptz not null,
+    notes text[] not null default '{}'
 ) with (fillfactor = 50);
 comment on table llmgw_core.lease is 'One row per duty, never deleted: term only grows.';
+comment on column llmgw_core.lease.notes is 'What the holder of this term leaves alone, and why: rows that make no sense, silence that may be ours.';
 
 create table llmgw_core.lock_name (
     class int not null,

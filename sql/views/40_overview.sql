@@ -62,6 +62,11 @@ select format('controller %s/%s', c.hostname, c.pid), 'catalog', case c.catalog 
                    when 'refused' then 'Correct the file and send this controller a SIGHUP.' end, 0, c.started_at
 from llmgw.controllers c where c.alive and c.catalog is not null
 union all
+select 'tick', 'note', 'warn', n.note, case when n.note not like 'no silent node is given up:%' then
+    'What it names is left alone, all else goes on: put the row right, or delete it.' end, n.nr, clock_timestamp()
+from llmgw.leases l join llmgw_core.lease k on k.name = l.name cross join lateral unnest(k.notes) with ordinality n(note, nr)
+where l.name = 'tick' and l.held
+union all
 select 'database', 'snapshot', case when t.open_s > 10 * llmgw_core.snapshot_old_s() then 'fail' else 'warn' end,
     format('%s%s holds a snapshot for %s s: dead rows stay, and every poll grows slower', t.who, ' pid ' || t.pid, round(t.open_s)),
     case when t.pid is null then 'Finish it: rollback prepared.' else format('End it: select pg_terminate_backend(%s). Give its role a limit: '
@@ -75,7 +80,7 @@ union all
 select 'database', 'jit', 'warn', 'queries are compiled, which takes seconds where running them takes milliseconds',
     format('As the owner of the database: alter database %I set jit = off', current_database()), 2, clock_timestamp()
 where pg_jit_available();
-comment on view llmgw.doctor is 'Checks of every node: what its agent found of itself, and what only the database knows (silence, clock); of controllers, whose node is ''controller HOST/PID'': whether their catalog file is the one that is applied; and of ''database'': transactions open for so long that dead rows pile up, and just-in-time compilation. result: pass, warn or fail; remedy says what to do.';
+comment on view llmgw.doctor is 'Checks of every node: what its agent found of itself, and what only the database knows (silence, clock); of controllers, whose node is ''controller HOST/PID'': whether their catalog file is the one that is applied; of ''tick'': what the leader leaves alone; and of ''database'': transactions open for so long that dead rows pile up, and just-in-time compilation. result: pass, warn or fail; remedy says what to do.';
 
 create or replace view llmgw.trouble as
 select 'node ' || state as what, node_id as object, state_reason as why from llmgw_core.node_state where state in ('unreachable', 'lost')
@@ -94,6 +99,7 @@ union all select 'models take turns', d.model, format('%s of its replicas made r
     from llmgw_core.decision d where d.at > clock_timestamp() - interval '10 min' and d.kind = 'move' and d.detail->>'room_for' is not null
     group by d.model having count(*) > 3
 union all select 'nobody leads', 'duty ' || name, 'no live controller holds the lease' from llmgw.leases where not held
+union all select 'left alone', 'tick', n from llmgw.leases l join llmgw_core.lease k on k.name = l.name, unnest(k.notes) n where l.name = 'tick' and l.held
 union all select 'catalog ' || catalog, 'controller ' || hostname || '/' || pid, catalog_problem from llmgw.controllers
     where alive and catalog <> 'applied'
 union all select 'idle in transaction', format('%s pid %s', who, pid), format('for %s s', round(idle_s)) from llmgw_core.transactions() where idle_s > 5

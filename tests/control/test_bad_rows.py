@@ -169,7 +169,16 @@ async def test_D10_one_bad_row_stops_nobody_else(asyncio_loop, database, fleet, 
         assert fleet.value("select count(*) from llmgw_core.gpu_claim where node_id = 'bad'") == 1
 
 
-async def test_D10_a_note_is_logged_once_and_counted(asyncio_loop, database, fleet, capsys):
+def shown(fleet):
+    """What doctor and psql tell of rows that the leader leaves alone."""
+    doctor = fleet.rows("select evidence as told from llmgw.doctor where node = 'tick'")
+    trouble = fleet.rows("select why as told from llmgw.trouble where what = 'left alone'")
+    return [row["told"] for row in (*doctor, *trouble)]
+
+
+async def test_D10_a_note_is_logged_once_counted_and_shown_by_the_doctor(
+    asyncio_loop, database, fleet, capsys
+):
     statements, _ = ENDING["model_without_a_number"]
     fleet.model("old", GPU)
     fleet.admin.execute(statements)
@@ -177,6 +186,8 @@ async def test_D10_a_note_is_logged_once_and_counted(asyncio_loop, database, fle
         for _ in range(3):
             await one.tick()
         assert len(one.ticker.stats.notes) == 1
+        assert shown(fleet) == [*one.ticker.stats.notes] * 2
         fleet.admin.execute("update llmgw_core.model set min_replicas = 1")
         await one.tick()
         assert one.ticker.stats.notes == ()
+        assert shown(fleet) == []

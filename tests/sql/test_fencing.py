@@ -94,6 +94,8 @@ def test_F07_a_stale_term_is_refused_and_no_row_changes(fleet):
         assert sqlstate(fleet.controller, plan, stale, Jsonb([item])) == "LG001"
         attempts = "select llmgw_core.record_attempts_v1(%s, '[]')"
         assert sqlstate(fleet.controller, attempts, stale) == "LG001"
+        notes = "select llmgw_core.tick_notes_v1(%s, array['x'])"
+        assert sqlstate(fleet.controller, notes, stale) == "LG001"
         assert sqlstate(fleet.controller, "select llmgw_core.housekeep_v1(%s)", stale) == "LG001"
     assert snapshot(fleet.admin) == before
 
