@@ -36,13 +36,12 @@ def admit(keys: Keys, request: Request) -> tuple[Route, Key | None] | ApiError:
     return route, key
 
 
-def read_body(route: Route, request: Request, raw: bytes) -> Asked | ApiError:
-    """What the client wants, from the decoded body `raw`."""
-    if route.form:
-        kinds = [value for name, value in request.headers if name == b"content-type"]
-        if len(kinds) == 1 and is_form(kinds[0]):
-            return request_body.read_form(raw, kinds[0])
-    return request_body.read(raw, asks_usage=route.asks_usage)
+def read_form(request: Request, raw: bytes) -> Asked | ApiError:
+    """What the client wants of an endpoint that takes forms, from the decoded body `raw`."""
+    kinds = [value for name, value in request.headers if name == b"content-type"]
+    if len(kinds) == 1 and is_form(kinds[0]):
+        return request_body.read_form(raw, kinds[0])
+    return request_body.read(raw)
 
 
 def aim(route: Route, request: Request) -> None:

@@ -101,6 +101,13 @@ class Connection(Timed):
         self.set_mask(self._mask | bits if on else self._mask & ~bits)
 
     def on_event(self, events: int) -> None:
+        if events == IN:
+            self._receive()  # all there is to most events
+        else:
+            self.on_events(events)
+
+    def on_events(self, events: int) -> None:
+        """More than that there is something to read."""
         if events & OUT and self.out is not None:
             self._flush()
         if self.fd < 0:

@@ -16,7 +16,7 @@ import trio
 from controller.router import body as request_body
 from controller.router import errors, fallbacks, local
 from controller.router.attempts import Attempts
-from controller.router.checking import admit, aim, read_body
+from controller.router.checking import admit, aim, read_form
 from controller.router.delivery import Delivery
 from controller.router.errors import ApiError
 from controller.router.routes import Kind, Route
@@ -113,13 +113,16 @@ class Intake(ABC):
     def _find_model(self, raw: bytes) -> None:
         assert self.key is not None
         assert self.route is not None
-        core = self._core
-        asked = read_body(self.route, self.request, raw)
+        core, route = self._core, self.route
+        if route.form:
+            asked = read_form(self.request, raw)
+        else:
+            asked = request_body.read(raw, asks_usage=route.asks_usage)
         if isinstance(asked, ApiError):
             self.refuse(asked)
             return
-        if self.route.path:
-            aim(self.route, self.request)
+        if route.path:
+            aim(route, self.request)
         self.asked = asked
         model = core.fleet.names.get(asked.model)
         if model is None or not self.key.allows(asked.model, model.name):
@@ -140,7 +143,7 @@ class Intake(ABC):
                 self.refuse(chosen)
                 return
             attempts.allow_fallback(chosen)
-        goes_on_from = previous(asked.document) if self.route.stores else None
+        goes_on_from = previous(asked.document) if route.stores else None
         if goes_on_from is None:
             self._move(State.WAITING)
             error = attempts.begin()

@@ -45,10 +45,11 @@ def read_usage(usage: Any) -> Tokens:
     if not isinstance(usage, dict):
         return UNKNOWN
     get = usage.get
-    if "prompt_tokens" in usage and usage.keys() <= _USUAL and not get("prompt_tokens_details"):
-        return Tokens(_count(get("prompt_tokens")), _count(get("completion_tokens")))
-    prompt = _first(get("prompt_tokens"), get("input_tokens"))
-    completion = _first(get("completion_tokens"), get("output_tokens"))
+    prompt, completion = get("prompt_tokens"), get("completion_tokens")
+    if prompt is not None and usage.keys() <= _USUAL and not get("prompt_tokens_details"):
+        return Tokens(_count(prompt), _count(completion))
+    prompt = _first(prompt, get("input_tokens"))
+    completion = _first(completion, get("output_tokens"))
     read, made = _count(get("cache_read_input_tokens")), _count(get("cache_creation_input_tokens"))
     if prompt is not None:
         prompt += (read or 0) + (made or 0)
@@ -118,7 +119,13 @@ class UsageFinder:
 def find_usage(answer: bytes) -> Tokens:
     """What a whole JSON answer tells; unknown when there is no usage object in it."""
     at = answer.rfind(_NAME)
-    return UNKNOWN if at < 0 else _read_at(answer[at : at + _LONGEST])
+    if at < 0:
+        return UNKNOWN
+    start = at + len(_NAME)
+    flat = answer[start : answer.find(b"}", start) + 1]
+    if flat[:2] == b":{" and flat.find(b"{", 2) < 0 and len(flat) < _LONGEST:
+        return read_usage(_object(flat[1:]))
+    return _read_at(answer[at : at + _LONGEST])
 
 
 def _read_at(text: bytes) -> Tokens:
@@ -127,15 +134,19 @@ def _read_at(text: bytes) -> Tokens:
     return UNKNOWN if found is None else read_usage(_balanced(text, found.end() - 1))
 
 
+def _object(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
 def _balanced(text: bytes, start: int) -> Any:
     """The JSON object that begins at `start`; a usage object holds no braces in strings."""
     end = text.find(b"}", start) + 1
     while end > 0:
         candidate = text[start:end]
         if candidate.count(b"{") == candidate.count(b"}"):
-            try:
-                return orjson.loads(candidate)
-            except orjson.JSONDecodeError:
-                return None
+            return _object(candidate)
         end = text.find(b"}", end) + 1
     return None

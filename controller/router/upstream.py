@@ -179,8 +179,8 @@ class UpstreamConnection(Connection):
 
     # -- events ----------------------------------------------------------------------------------
 
-    def on_event(self, events: int) -> None:
-        if self._connecting:
+    def on_events(self, events: int) -> None:
+        if self._connecting:  # it asks for OUT then, so the way of IN alone is not taken
             code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 self.close()
@@ -190,7 +190,7 @@ class UpstreamConnection(Connection):
                 return
             self._connecting = False
             self._expect()
-        super().on_event(events)
+        super().on_events(events)
 
     def received(self, data: bytes) -> None:
         owner = self.owner
