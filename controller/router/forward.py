@@ -42,10 +42,10 @@ def request_bytes(
         elif name == b"connection" and pair[1].lower() not in _PLAIN_CONNECTION:
             return request_bytes(_without_named(request), destination, request_id, body)
     lines.append(
-        b"accept-encoding: identity\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-        % (request_id, len(body), body)
+        b"accept-encoding: identity\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+        % (request_id, len(body))
     )
-    return b"\r\n".join(lines)
+    return b"\r\n".join(lines) + body
 
 
 def _without_named(request: Request) -> Request:

@@ -22,6 +22,7 @@ import click
 import psycopg
 
 from ops.benchmarks import postgres, processes, report
+from ops.benchmarks.growth import Growth, edges
 from ops.benchmarks.router_bars import judge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,7 @@ MORE = {
     "soak": ("400", "100", {"itl_ms": 20, "ttft_ms": 20}),
 }
 """Name -> streams, tokens of each, what the engines are told."""
+SOAK_S = "LLMGW_BENCH_SOAK_S"
 STREAMED = [
     ("chunks/s", "chunks_s"),
     ("relay p50 us", "relay.p50"),
@@ -51,7 +53,6 @@ STREAMED = [
     ("rss MB", "rss_mb"),
     ("errors", "errors"),
 ]
-SOAK_S = "60"
 
 
 @click.command()
@@ -59,13 +60,14 @@ SOAK_S = "60"
 @click.option("--peers", type=click.Path(path_type=Path), help="Where its peers are installed.")
 @click.option("--only", default="llmgw:1,nginx:1", show_default=True, help="NAME:WORKERS, ...")
 @click.option("--scenarios", default="ns1,ns32,s40,s400,cancel,cancel-ns", show_default=True,
-              help="The rig's; and s1000, idle5000, soak (a minute; repeat it).")  # fmt: skip
+              help="The rig's; and s1000, idle5000, soak (whether memory grows).")  # fmt: skip
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--secs", default=5.0, show_default=True, help="Measured seconds of a scenario.")
+@click.option("--soak", "soak_s", default=600.0, show_default=True, help="Seconds of the soak.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write all figures here.")
 def router(
     rig: Path, peers: Path | None, only: str, scenarios: str, rounds: int, secs: float,
-    file: Path | None,
+    soak_s: float, file: Path | None,
 ) -> None:  # fmt: skip
     """Requests a second, added latency, CPU of each request and chunk, time to cancel."""
     if not (rig / "run.py").exists():
@@ -82,8 +84,11 @@ def router(
         words += ["--rounds", str(rounds), "--secs", str(secs), "--out", str(out)]
         words += ["--root", str(peers or Path(folder))]
         os.environ["LLMGW_DATABASE_URL"] = base.controller_url
-        subprocess.run([sys.executable, __file__, str(copy / "run.py"), *words], check=True)
+        os.environ[SOAK_S] = str(soak_s)
+        with Growth(lambda command: "--role router" in command and "llmgw.toml" in command) as seen:
+            subprocess.run([sys.executable, __file__, str(copy / "run.py"), *words], check=True)
         found = json.loads(out.read_text()) | {"usage_rows": _rows(base.server.url)}
+        found["memory_mib"] = seen.mib
     _show(found, f"ops/bench router --only {only} --scenarios {scenarios}")
     if file is not None:
         file.write_text(json.dumps(found, indent=1))
@@ -110,6 +115,11 @@ def _show(found: dict[str, Any], command: str) -> None:
     for name, peer in found["peers"].items():
         print(f"{name}: {peer.get('version') or peer.get('error', '')} ({peer.get('auth', '')})")
     print(f"usage rows written: {found['usage_rows']}")
+    grown = edges(found["memory_mib"])
+    if "soak" in found["results"][0]["scenario"] and grown is not None:
+        print(
+            f"memory of llmgw, first and last tenth of the soak: {grown[0]:.0f}, {grown[1]:.0f} MiB"
+        )
     for bar, value, holds in judge(found["results"]):
         print(f"{'holds' if holds else 'FAILS':5}  {bar}: {value}")
 
@@ -123,7 +133,7 @@ def _run_rig(argv: list[str]) -> None:
     for name, (streams, tokens, engines) in MORE.items():
         load = ["stream", "--conns", streams, "--tokens", tokens, "--warmup", "5"]
         if name == "soak":
-            load += ["--duration", SOAK_S]
+            load += ["--duration", os.environ[SOAK_S]]
         run.SCENARIOS[name] = (load, engines, STREAMED)
     sys.argv = [program, *words]
     run.main()
