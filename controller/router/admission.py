@@ -171,7 +171,7 @@ class Admission(Waiters):
         line = self._lines.get(model)
         if line is None or not line.queue:
             return False
-        target = self._core.fleet.choose(model, ())
+        target = self._core.fleet.choose(model, (), line.queue.first().want)
         if target is None:
             return False
         now = time.monotonic()

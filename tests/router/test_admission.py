@@ -433,3 +433,21 @@ async def test_who_left_in_the_turn_in_which_its_place_was_taken_is_over_once(fu
     await until(lambda: full.waiting() == 0)
     first.turn_away(errors.queue_full("m", 1))
     assert [row["status"] for row in full.house.rows] == ["client_closed"]
+
+
+async def test_who_waited_is_sent_where_its_own_profile_says(full: Full) -> None:
+    await full.start(engines=2)
+    await full.fill(2)
+    fleet = full.house.core.fleet
+    for number in range(6):
+        await full.queue(f"user-{number}", headers={"x-llmgw-profile": "cache"})
+        waits = full.house.core.admission._lines["m"].queue.first()
+        for pool in fleet.pools.values():
+            pool.depth = 8
+        assert waits.want.key is not None
+        near = fleet._ready["m"].nearest(waits.want.key, fleet._ready["m"].members)
+        full.house.core.admission.look(["m"])
+        await until(lambda: full.waiting() == 0)
+        assert waits.target is near
+        for pool in fleet.pools.values():
+            pool.depth = 1
