@@ -208,6 +208,8 @@ class Attempts(Timed):
             self.target.pool.failed(failure.cause)
 
     def error_of(self, failure: Failure) -> ApiError:
+        if self._pinned is not None and failure.cause is Cause.CONNECT_FAILED:
+            return errors.no_previous(self._pinned[1])  # what it held is gone with it
         why = failure.cause.value.replace("_", " ")
         if failure.cause.is_timeout:
             return errors.upstream_timeout(self.model, why)

@@ -108,6 +108,19 @@ async def test_A29_without_a_database_one_process_knows_its_own(house: House) ->
     assert "resp_nowhere" in unknown.json["error"]["message"]
 
 
+async def test_A29_an_owner_that_is_dead_and_not_yet_missed_has_lost_its_answers(
+    house: House,
+) -> None:
+    owner = FakeEngine({"stateful": True})
+    with owner:
+        house.engines.append(owner)
+        await house.start(timeouts=Timeouts(connect_s=0.2))
+        wire = await house.wire()
+        last = identity(await respond(wire, key="sk-test"))
+    gone = await respond(wire, key="sk-test", previous_response_id=last)
+    assert (gone.status, gone.json["error"]["code"]) == (404, "previous_response_not_found")
+
+
 async def test_A29_a_busy_replica_is_asked_once_for_a_chain_that_only_it_holds(
     house: House,
 ) -> None:
