@@ -33,7 +33,11 @@ insert into llmgw_core.setting (name, value, unit, why) values
     ('min_residence', 60, 's', 'a replica that was woken or added stays at least this long'),
     ('fairness', 30, 's', 'a model that waits this long for a place gets it from one that is busy: its running requests finish, new ones wait'),
     ('idle_timeout', 900, 's', 'an on-demand model that nobody used this long stops, where it says nothing else itself'),
-    ('usage_days', 400, 'd', 'how long single usage rows are kept');
+    ('usage_days', 400, 'd', 'how long single usage rows are kept'),
+    ('login_failures', 10, 'attempts', 'so many failed logins of one name or from one address within login_window, then it waits'),
+    ('login_window', 900, 's', 'after this long failed logins are forgotten'),
+    ('session_ttl', 43200, 's', 'a session of the pages ends after this long, used or not'),
+    ('session_idle', 3600, 's', 'a session of the pages that nobody uses ends after this long');
 
 create table llmgw_core.node (
     id text primary key check (id ~ '^[a-z0-9]([a-z0-9._-]{0,62})$'),

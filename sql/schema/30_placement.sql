@@ -207,9 +207,11 @@ create table llmgw_core.audit (
     actor text not null,
     action text not null,
     object text not null,
-    detail jsonb
+    detail jsonb,
+    source text
 );
-comment on table llmgw_core.audit is 'Who changed what.';
+create index audit_object on llmgw_core.audit (object, id);
+comment on table llmgw_core.audit is 'Who changed what, when, and from which address (source: null for what happened before it was kept).';
 
 create table llmgw_core.applied (
     name text primary key,
