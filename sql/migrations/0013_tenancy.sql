@@ -80,3 +80,5 @@ insert into llmgw_core.setting (name, value, unit, why) values
     ('login_window', 900, 's', 'after this long failed logins are forgotten'),
     ('session_ttl', 43200, 's', 'a session of the pages ends after this long, used or not'),
     ('session_idle', 3600, 's', 'a session of the pages that nobody uses ends after this long');
+
+insert into llmgw_core.lock_name values (7720, 4, 'tree of scopes');

@@ -35,7 +35,7 @@ create table llmgw_core.lock_name (
     name text not null,
     unique nulls not distinct (class, id)
 );
-insert into llmgw_core.lock_name values (7719, null, 'presence of a controller process'), (7720, 1, 'migration'), (7720, 2, 'catalog apply'), (7720, 3, 'partitions');
+insert into llmgw_core.lock_name values (7719, null, 'presence of a controller process'), (7720, 1, 'migration'), (7720, 2, 'catalog apply'), (7720, 3, 'partitions'), (7720, 4, 'tree of scopes');
 comment on table llmgw_core.lock_name is 'What our advisory locks mean; view llmgw.locks shows who holds them.';
 
 create table llmgw_core.transition (
