@@ -31,9 +31,11 @@ comment on function llmgw_core.notify(text) is 'Hints to controllers that someth
 
 create or replace function llmgw_core.audited(p_actor text, p_action text, p_object text, p_detail jsonb default null) returns void
 language sql set search_path = llmgw_core, pg_temp as $$
-    insert into llmgw_core.audit (actor, action, object, detail) values (p_actor, p_action, p_object, p_detail)
+    -- The admin API says whose address it was; anybody else is at the other end of this connection (none: a local socket).
+    insert into llmgw_core.audit (actor, action, object, detail, source)
+        values (p_actor, p_action, p_object, p_detail, coalesce(nullif(current_setting('llmgw.source', true), ''), host(inet_client_addr())))
 $$;
-comment on function llmgw_core.audited(text, text, text, jsonb) is 'Writes one row of who did what.';
+comment on function llmgw_core.audited(text, text, text, jsonb) is 'Writes one row of who did what, and from where.';
 
 create or replace function llmgw_core.check_setting() returns trigger
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$

@@ -1,33 +1,4 @@
--- Keys of clients and what they used.
-
-create or replace function llmgw.key_create_v1(p_actor text, p_id text, p_hash bytea, p_name text, p_models text[], p_ttl_s double precision)
-returns timestamptz language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
-declare
-    until timestamptz := clock_timestamp() + make_interval(secs => p_ttl_s);
-    unknown text;
-begin
-    select m into unknown from unnest(p_models) m where not exists (select 1 from llmgw_core.model_name n where n.name = m) limit 1;
-    if unknown is not null then
-        raise exception 'key %: there is no model or alias %', p_name, unknown using errcode = 'LG003', hint = 'select name from llmgw.models';
-    end if;
-    insert into llmgw_core.api_key (id, hash, name, models, created_by, expires_at) values (p_id, p_hash, p_name, p_models, p_actor, until);
-    perform llmgw_core.audited(p_actor, 'create', 'key ' || p_id, jsonb_build_object('name', p_name, 'models', p_models));
-    perform llmgw_core.notify('keys');
-    return until;
-end $$;
-comment on function llmgw.key_create_v1(text, text, bytea, text, text[], double precision) is 'Keeps the hash of a new key; returns when it expires (null = never).';
-
-create or replace function llmgw.key_revoke_v1(p_actor text, p_id text) returns void
-language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
-begin
-    update llmgw_core.api_key set revoked_at = coalesce(revoked_at, clock_timestamp()) where id = p_id;
-    if not found then
-        raise exception 'there is no key %', p_id using errcode = 'LG005', hint = 'select id, name from llmgw.keys';
-    end if;
-    perform llmgw_core.audited(p_actor, 'revoke', 'key ' || p_id);
-    perform llmgw_core.notify('keys');
-end $$;
-comment on function llmgw.key_revoke_v1(text, text) is 'The key is refused everywhere within two seconds.';
+-- What clients used.
 
 create or replace function llmgw_core.usage_write(p_rows llmgw_core.usage_event[]) returns int
 language plpgsql security definer set search_path = llmgw_core, pg_temp set timezone = 'UTC' as $$
@@ -142,9 +113,10 @@ begin
     perform llmgw_core.scans_keep();
     perform llmgw_core.touched_keep();
     perform llmgw_core.responses_keep();
+    perform llmgw_core.keys_keep();
+    perform llmgw_core.logins_keep();
     return llmgw_core.partitions_keep_v1(7);
 end $$;
 comment on function llmgw_core.housekeep_v1(bigint) is 'Removes what nobody needs any more and keeps partitions; idempotent, under the housekeeping term.';
 
-grant execute on function llmgw.key_create_v1(text, text, bytea, text, text[], double precision), llmgw.key_revoke_v1(text, text),
-    llmgw_core.usage_flush_v1(jsonb), llmgw_core.usage_flush_v2(jsonb), llmgw_core.router_report_v1(uuid, jsonb), llmgw_core.housekeep_v1(bigint), llmgw_core.partitions_keep_v1(int) to llmgw_controller;
+grant execute on function llmgw_core.usage_flush_v1(jsonb), llmgw_core.usage_flush_v2(jsonb), llmgw_core.router_report_v1(uuid, jsonb), llmgw_core.housekeep_v1(bigint), llmgw_core.partitions_keep_v1(int) to llmgw_controller;

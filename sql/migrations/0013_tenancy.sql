@@ -24,6 +24,7 @@ alter table llmgw_core.api_key
     add column changed xid8 not null default pg_current_xact_id();
 create index api_key_scope on llmgw_core.api_key (scope_id) where scope_id is not null;
 create index api_key_changed on llmgw_core.api_key (changed);
+create index api_key_created on llmgw_core.api_key (created_at, id);
 comment on table llmgw_core.api_key is 'Keys of clients: SHA-256 of a random 256-bit secret, never the secret. models null = every model, ips null = from anywhere. changed is the transaction that last changed what a router must know of the key: its own columns, its old secrets, or the scopes above it.';
 
 create table llmgw_core.api_key_old (
@@ -48,8 +49,7 @@ create table llmgw_core.person (
     scope_id bigint references llmgw_core.scope,
     created_by text not null,
     created_at timestamptz not null default clock_timestamp(),
-    password_at timestamptz not null default clock_timestamp(),
-    disabled_at timestamptz
+    password_at timestamptz not null default clock_timestamp()
 );
 comment on table llmgw_core.person is 'Who may log in to the pages: an argon2id hash of the password; admin may change the fleet, others see scope_id and what is below it.';
 
@@ -69,14 +69,14 @@ create table llmgw_core.login_failure (
     failures int not null check (failures > 0),
     since timestamptz not null
 ) with (fillfactor = 50);
-comment on table llmgw_core.login_failure is 'Attempts to log in that did not succeed, counted by name and by address since the time of the first; gone after the window.';
+comment on table llmgw_core.login_failure is 'Attempts to log in that did not succeed, counted by name, by address and by both since the time of the first; gone after the window.';
 
 alter table llmgw_core.audit add column source text;
 create index audit_object on llmgw_core.audit (object, id);
 comment on table llmgw_core.audit is 'Who changed what, when, and from which address (source: null for what happened before it was kept).';
 
 insert into llmgw_core.setting (name, value, unit, why) values
-    ('login_failures', 10, 'attempts', 'so many failed logins of one name or from one address within login_window, then it waits'),
+    ('login_failures', 10, 'attempts', 'so many failed logins of one name from one address within login_window, then it waits; five times as many from one address, twenty times of one name'),
     ('login_window', 900, 's', 'after this long failed logins are forgotten'),
     ('session_ttl', 43200, 's', 'a session of the pages ends after this long, used or not'),
     ('session_idle', 3600, 's', 'a session of the pages that nobody uses ends after this long');

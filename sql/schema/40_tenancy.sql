@@ -31,6 +31,7 @@ create table llmgw_core.api_key (
 );
 create index api_key_scope on llmgw_core.api_key (scope_id) where scope_id is not null;
 create index api_key_changed on llmgw_core.api_key (changed);
+create index api_key_created on llmgw_core.api_key (created_at, id);
 comment on table llmgw_core.api_key is 'Keys of clients: SHA-256 of a random 256-bit secret, never the secret. models null = every model, ips null = from anywhere. changed is the transaction that last changed what a router must know of the key: its own columns, its old secrets, or the scopes above it.';
 
 create table llmgw_core.api_key_old (
@@ -55,8 +56,7 @@ create table llmgw_core.person (
     scope_id bigint references llmgw_core.scope,
     created_by text not null,
     created_at timestamptz not null default clock_timestamp(),
-    password_at timestamptz not null default clock_timestamp(),
-    disabled_at timestamptz
+    password_at timestamptz not null default clock_timestamp()
 );
 comment on table llmgw_core.person is 'Who may log in to the pages: an argon2id hash of the password; admin may change the fleet, others see scope_id and what is below it.';
 
@@ -76,7 +76,7 @@ create table llmgw_core.login_failure (
     failures int not null check (failures > 0),
     since timestamptz not null
 ) with (fillfactor = 50);
-comment on table llmgw_core.login_failure is 'Attempts to log in that did not succeed, counted by name and by address since the time of the first; gone after the window.';
+comment on table llmgw_core.login_failure is 'Attempts to log in that did not succeed, counted by name, by address and by both since the time of the first; gone after the window.';
 
 create table llmgw_core.usage_event (
     id uuid not null,

@@ -37,9 +37,3 @@ select p.name, p.labels, p.origin, p.origin_file,
      where not exists (select 1 from jsonb_each(p.labels) l where not coalesce(l.value ? (n.labels->>l.key), false))) as nodes
 from llmgw_core.pool p order by p.name;
 comment on view llmgw.pools is 'Named label selectors and the nodes that belong.';
-
-create or replace view llmgw.keys as
-select k.id, k.name, k.models, k.created_by, k.created_at, k.expires_at, k.revoked_at,
-    case when k.revoked_at is not null then 'revoked' when k.expires_at <= clock_timestamp() then 'expired' else 'active' end as state
-from llmgw_core.api_key k order by k.created_at, k.id;
-comment on view llmgw.keys is 'Keys of clients, without anything secret. models null = every model.';

@@ -29,6 +29,10 @@ def lived_in(fleet):
     fleet.controller.execute(
         "select llmgw_core.catalog_offer_v1(gen_random_uuid(), 'h', 'me', '/c.toml', 'd', false)"
     )
+    fleet.controller.execute("select llmgw.scope_create_v1('me', 'org', 'acme', null, null)")
+    fleet.controller.execute(
+        "select llmgw.user_create_v1('me', 'ada', '$argon2id$x', true, 'acme')"
+    )
     nodes = [fleet.node(name, gpus=2) for name in ("n1", "n2")]
     replica, _ = fleet.running("m", nodes[0], 0)
     for node in nodes:

@@ -1,0 +1,36 @@
+create or replace view llmgw_core.scope_line as
+select s.id, s.kind, s.name, s.parent, concat_ws('/', g.name, p.name, s.name) as path, array_remove(array[g.id, p.id, s.id], null) as chain,
+    case 'org' when s.kind then s.id when p.kind then p.id when g.kind then g.id end as org_id,
+    case 'team' when s.kind then s.id when p.kind then p.id when g.kind then g.id end as team_id,
+    case 'user' when s.kind then s.id end as user_id,
+    coalesce(s.deleted_at, p.deleted_at, g.deleted_at) as deleted_at
+from llmgw_core.scope s left join llmgw_core.scope p on p.id = s.parent left join llmgw_core.scope g on g.id = p.parent;
+comment on view llmgw_core.scope_line is 'Each scope with what stands above it: its path, and the ids from the top (there are three levels at most).';
+
+create or replace view llmgw.scopes as
+select l.id, l.kind, l.name, l.path, l.parent, s.tags,
+    (select count(*) from llmgw_core.api_key k where k.scope_id = l.id and k.revoked_at is null and (k.expires_at is null or k.expires_at > clock_timestamp())) as keys,
+    s.created_by, s.created_at, l.deleted_at
+from llmgw_core.scope_line l join llmgw_core.scope s on s.id = l.id order by l.id;
+comment on view llmgw.scopes is 'Organisations, teams and users, deleted ones too (deleted_at). keys counts the active ones directly in it; path is what people write, id never changes.';
+
+create or replace view llmgw.keys as
+select k.id, k.name, k.models, k.created_by, k.created_at, k.expires_at, k.revoked_at,
+    case when k.revoked_at is not null then 'revoked' when k.expires_at <= clock_timestamp() then 'expired' else 'active' end as state,
+    k.scope_id, l.path as scope, k.ips::text[] as ips, k.tags, k.rotated_at,
+    (select max(o.until) from llmgw_core.api_key_old o where o.key_id = k.id and o.until > clock_timestamp() and k.revoked_at is null) as old_until, u.used_at
+from llmgw_core.api_key k left join llmgw_core.scope_line l on l.id = k.scope_id left join llmgw_core.api_key_use u on u.key_id = k.id
+order by k.created_at, k.id;
+comment on view llmgw.keys is 'Keys of clients, without anything secret. models null = every model, ips null = from anywhere; scope is a path. old_until: so long a secret from before a rotation is good too. used_at to the minute.';
+
+create or replace view llmgw.users as
+select p.id, p.name, p.admin, l.path as scope, p.created_by, p.created_at, p.password_at, s.sessions, s.seen_at
+from llmgw_core.person p left join llmgw_core.scope_line l on l.id = p.scope_id,
+    lateral (select count(*) as sessions, max(x.seen_at) as seen_at from llmgw_core.session x where x.person_id = p.id and x.expires_at > clock_timestamp()
+        and x.seen_at > clock_timestamp() - (select make_interval(secs => value) from llmgw_core.setting where name = 'session_idle')) s
+order by p.name;
+comment on view llmgw.users is 'Who may log in to the pages, with how many sessions are open and when one was last used.';
+
+create or replace view llmgw.audit as
+select a.id, a.at, a.actor, a.action, a.object, a.detail, a.source from llmgw_core.audit a order by a.id desc;
+comment on view llmgw.audit is 'Who changed what, when and from which address; newest first.';
