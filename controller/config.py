@@ -183,6 +183,9 @@ class Settings(BaseModel):
     cors: tuple[str, ...] = Field(
         (), description='origins of web pages that may call the client port; "*" = every one'
     )
+    revoked_streams: Literal["finish", "end"] = Field(
+        "finish", description="what becomes of the running requests of a key that is revoked"
+    )
     drain: Seconds = Field(30.0, description="running requests get this long at SIGTERM")
     timeouts: Timeouts = Field(
         default_factory=lambda: Timeouts.model_validate({}), description="deadlines of requests"

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from controller.router.config import StaticEndpoint
     from sql.pool import Pool
 
-POOL_SIZE = 2
-"""Refresh and report: a router asks the database for nothing else."""
+POOL_SIZE = 3
+"""Refresh, report, and keys that are looked up: a router asks the database for little else."""
 
 
 def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> RouterConfig:
@@ -54,6 +54,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         endpoints=tuple(_shared(endpoint(text), settings.workers) for text in settings.endpoints),
         keys=tuple(keys),
         cors=frozenset(settings.cors),
+        revoked_streams=settings.revoked_streams,
         access_log=_log_of(settings.access_log),
         access_log_sample=0.0 if settings.access_log == "errors" else settings.access_log_sample,
         tls_cert=settings.tls_cert,

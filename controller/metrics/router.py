@@ -49,9 +49,10 @@ GAUGES = {
 }
 PER_WORKER = {
     "connections": ("client_connections", "open client connections"),
-    "table_age_s": ("route_table_age_seconds", "since routes and keys were read"),
+    "table_age_s": ("route_table_age_seconds", "since routes were read"),
     "usage_waiting": ("usage_rows_waiting", "request rows not yet in Postgres"),
     "usage_lag_s": ("usage_flush_lag_seconds", "age of the oldest row not yet in Postgres"),
+    "keys_age_s": ("auth_age_seconds", "since the keys in memory were equal to Postgres's"),
     "keys": ("keys_known", "client keys in memory"),
 }
 HISTOGRAMS = {

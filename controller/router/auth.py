@@ -1,76 +1,119 @@
-"""API keys in memory: sha256 of what the client sends -> who it is. No database on the way.
+"""Who sends a request: sha256 of what the client sends -> a key in memory. No database on the way.
 
-The set is replaced whole by `refresh.py`; a revoked key is simply absent. Expiry uses the
-database's clock, sampled at each refresh and carried on by the monotonic clock.
+What is not in memory is looked up in Postgres beside the hot path (`key_reader.py`). Expiry uses
+the database's clock, sampled at each refresh and carried on by the monotonic clock.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from controller.router.errors import BAD_KEY, ApiError, ip_not_allowed
+from controller.router.keycache import KeyCache
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from controller.router.config import StaticKey
+    from controller.router.table import Model
 
 MAX_KEY_BYTES = 512  # longer ones cannot be ours; hashing them would only burn time
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that may be used: what it is called, what it may reach, until when."""
+    """A key that may be used: what it is called, what it may reach, until when, for whom."""
 
     id: str
-    models: frozenset[str] | None = None  # None = every model
+    models: frozenset[str] | None = None  # names or aliases; None = every model
     expires_at: float | None = None  # unix seconds of the database's clock
     tenant: str | None = None  # who takes turns with others; None: the key by itself
     weight: float = 1.0  # turns of its tenant while others wait too, above 0
+    chain: tuple[int, ...] = ()  # scopes it is in, from the top
+    org: int | None = None  # the same by kind
+    team: int | None = None
+    user: int | None = None
+    tags: Mapping[str, object] | None = None
+    networks: tuple[Network, ...] | None = None  # peers that may use it; None = everybody
 
     @property
     def tenancy(self) -> tuple[str, float]:
         """Whose turn one of its requests takes, and the weight."""
         return self.tenant or self.id, self.weight
 
-    def allows(self, asked: str, model: str) -> bool:
-        """Whether this key may use `model`, asked for by the name `asked`."""
-        return self.models is None or model in self.models or asked in self.models
+    def allows(self, model: Model) -> bool:
+        """Whether this key may use `model`, by whichever of its names it is listed."""
+        models = self.models
+        return models is None or model.name in models or not models.isdisjoint(model.aliases)
+
+    def admits(self, address: str) -> bool:
+        """Whether a peer at `address` may use this key."""
+        if self.networks is None:
+            return True
+        try:
+            peer = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return False
+        peer = getattr(peer, "ipv4_mapped", None) or peer
+        return any(peer in network for network in self.networks)
 
 
 ANYONE = Key("open")
 
 
 class Keys:
-    """The present set of keys; `open` lets everybody in (static mode without keys only)."""
+    """The keys that this process knows; `open` lets everybody in (static mode without keys only).
+
+    `lazy`: what is not known may still be a key, and is to be looked up.
+    """
 
     def __init__(self, *, open_to_all: bool = False) -> None:
         self.open_to_all = open_to_all
-        self._by_hash: Mapping[bytes, Key] = {}
+        self.lazy = False
+        self.cache = KeyCache()
+        self.read_at: float | None = None  # monotonic: what was in the database then is known
+        self._fixed: Mapping[bytes, Key] = {}
         self._clock_offset: float | None = None
 
     def __len__(self) -> int:
-        return len(self._by_hash)
+        return len(self._fixed) + len(self.cache)
 
-    def replace(self, by_hash: Mapping[bytes, Key], database_now: float | None) -> None:
-        """Swap the whole set; `database_now` in unix seconds, None when no clock is known."""
-        self._by_hash = by_hash
-        if database_now is not None:
-            self._clock_offset = database_now - time.monotonic()
+    def fix(self, by_hash: Mapping[bytes, Key]) -> None:
+        """Keys that are always there, by hash: those of the configuration."""
+        self._fixed = by_hash
 
-    def find(self, authorization: bytes) -> Key | None:
-        """The key in an Authorization header's value, or None for anything that is not one."""
+    def set_clock(self, database_now: float) -> None:
+        """The database's clock shows this, in unix seconds."""
+        self._clock_offset = database_now - time.monotonic()
+
+    def find(self, authorization: bytes, address: str) -> Key | ApiError | bytes:
+        """Whose Authorization header this is, sent from `address`; bytes: the hash to look up.
+
+        One error for everything that is no key any more or never was (case B19).
+        """
         if self.open_to_all:
             return ANYONE
         if authorization[:7].lower() != b"bearer " or len(authorization) > MAX_KEY_BYTES:
-            return None
-        key = self._by_hash.get(sha256(authorization[7:].strip()).digest())
-        if key is None or key.expires_at is None:
-            return key
-        now = self.now()
-        # An expiry that cannot be judged counts as passed.
-        return key if now is not None and now < key.expires_at else None
+            return BAD_KEY
+        digest = sha256(authorization[7:].strip()).digest()
+        key = self._fixed.get(digest) or self.cache.get(digest)
+        if key is None:
+            # Ours are ASCII: nobody asks Postgres for another.
+            asks = self.lazy and authorization.isascii() and not self.cache.is_unknown(digest)
+            return digest if asks else BAD_KEY
+        if key.expires_at is not None:
+            now = self.now()
+            if now is None or now >= key.expires_at:
+                return BAD_KEY  # also an expiry that cannot be judged
+        if key.networks is not None and not key.admits(address):
+            return ip_not_allowed(address)
+        return key
 
     def database_time(self, moment: float) -> float | None:
         """A moment of the monotonic clock in unix seconds of the database's; None while unknown."""

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from controller.router.http1 import Request
 
 
-def admit(keys: Keys, request: Request) -> tuple[Route, Key | None] | ApiError:
-    """Everything that can be refused before the body is read."""
+def admit(
+    keys: Keys, request: Request, address: str
+) -> tuple[Route, Key | None] | ApiError | bytes:
+    """Everything that can be refused before the body is read; bytes: this key is not known here."""
     route = find(request.method, request.target)
     if isinstance(route, ApiError):
         return route
-    key = keys.find(request.authorization) if route.needs_key else None
-    if key is None and route.needs_key:
-        return errors.BAD_KEY
+    key = keys.find(request.authorization, address) if route.needs_key else None
+    if isinstance(key, ApiError | bytes):
+        return key
     if request.coding and request.coding not in request_body.CODINGS:
         return errors.invalid(
             "unsupported_encoding",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from controller.router.checking import admit
@@ -147,12 +148,24 @@ class ClientConnection(Connection):
     def _examine(self, request: Request) -> None:
         """A head without its body: refuse what can be refused, or invite the body (case A38)."""
         self._examined = True
-        admitted = admit(self._core.keys, request)
-        if isinstance(admitted, ApiError):
+        admitted = admit(self._core.keys, request, self.address)
+        if isinstance(admitted, bytes):
+            self._core.ask_key(admitted, partial(self._identified, request))
+        elif isinstance(admitted, ApiError):
             self._exchange = Exchange(self._core, self, request)
             self._exchange.refuse(admitted)
         elif request.expects:
             self.send(CONTINUE)
+
+    def _identified(self, request: Request, error: ApiError | None) -> None:
+        """The key of a head was looked up while its body may have gone on coming."""
+        if self.fd < 0 or self._closing or self._reader.current is not request:
+            return
+        if error is not None:
+            self._exchange = Exchange(self._core, self, request)
+            self._exchange.refuse(error)
+        else:
+            self._examine(request)
 
     def _refuse_fault(self, fault: ApiError) -> None:
         self._exchange = Exchange(self._core, self, self._reader.current or Request())
@@ -227,6 +240,12 @@ class ClientConnection(Connection):
         entry, self.noted = self.noted, None
         if entry is not None and self._core.access_log is not None:
             self._core.access_log.add(entry, self.given)
+
+    @property
+    def key_id(self) -> str | None:
+        """Whose request is being answered; None: nobody's."""
+        key = None if self._exchange is None else self._exchange.key
+        return None if key is None else key.id
 
     def drain(self) -> None:
         """The process is stopping: an idle connection closes now, a busy one after its answer."""

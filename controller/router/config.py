@@ -6,7 +6,7 @@ Plain frozen values; `controller/config.py` reads files and environment and buil
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,6 +117,7 @@ class RouterConfig:
     aliases: tuple[tuple[str, str], ...] = ()  # (alias, model) of static mode
     fallbacks: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of static mode: model, others
     fallback_on: frozenset[str] = FALLBACK_ON
+    revoked_streams: Literal["finish", "end"] = "finish"  # what a revoked key is running
     cors: frozenset[str] = frozenset()  # origins of web pages that may call us; "*" = every one
     access_log: str | None = None  # "stdout" or the path of a file
     access_log_sample: float = 1.0  # share of the requests that are told; failed ones always are

@@ -15,6 +15,7 @@ from controller.router.admission import Admission
 from controller.router.auth import Keys
 from controller.router.budget import RetryBudget
 from controller.router.deadlines import Deadlines
+from controller.router.errors import KEY_REVOKED
 from controller.router.fleet import Fleet
 from controller.router.reactor import Reactor
 from controller.router.statics import Statics
@@ -24,13 +25,15 @@ from controller.router.usage import UsageLog
 from controller.router.waiting import WaitingRoom
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     import trio
 
     from controller.router.access_log import AccessLog
     from controller.router.client import ClientConnection
     from controller.router.config import RouterConfig
+    from controller.router.errors import ApiError
+    from controller.router.key_reader import KeyReader
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +55,7 @@ class Core:
         self.fleet = Fleet(config, self.reactor, self.deadlines, Random(seed))  # noqa: S311
         self.statics = Statics(config)
         self.keys = Keys()
+        self.key_reader: KeyReader | None = None  # None: no database
         self.stats = Stats()
         self.budget = RetryBudget(config.retries.ratio, config.retries.floor)
         self.access_log: AccessLog | None = None
@@ -80,6 +84,25 @@ class Core:
         if asked and _REQUEST_ID.fullmatch(asked):
             return asked
         return b"req-%032x" % row_id
+
+    def ask_key(self, digest: bytes, then: Callable[[ApiError | None], None]) -> None:
+        """Look up a key that is not known here (`Keys.find`); `then`: the error, or None."""
+        assert self.key_reader is not None
+        self.key_reader.ask(digest, then)
+
+    def running_keys(self) -> set[str]:
+        """Ids of keys whose running requests end when they are revoked; mostly nobody asks."""
+        if self.config.revoked_streams == "finish":
+            return set()
+        return {client.key_id for client in self.clients if client.key_id is not None}
+
+    def keys_ended(self, ids: Collection[str]) -> None:
+        """These keys were revoked: what they run finishes, or ends now if the settings say so."""
+        if self.config.revoked_streams == "finish":
+            return
+        for client in [client for client in self.clients if client.key_id in ids]:
+            self.stats.add("revoked_requests_ended")
+            client.cut(KEY_REVOKED)
 
     def in_background(
         self, work: Callable[..., Awaitable[Any]], *args: object, then: Callable[[Any], None]
@@ -125,6 +148,7 @@ class Core:
             "ready": not self.ready_reasons(),
             "table_age_s": None if age is None else now - age,
             "keys": len(self.keys),
+            "keys_age_s": None if self.keys.read_at is None else now - self.keys.read_at,
             "usage_waiting": len(self.usage),
             "usage_dropped": self.usage.dropped,
             "usage_lag_s": self.usage.oldest_age_s(),

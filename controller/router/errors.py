@@ -57,6 +57,29 @@ BAD_KEY = ApiError(
 )
 
 
+AUTH_UNAVAILABLE = _unavailable(
+    "auth_unavailable",
+    "Whether this key is valid cannot be looked up now. Nothing is wrong with the request: try "
+    "again in a few seconds.",
+    retry_after_s=2,
+)
+
+KEY_REVOKED = ApiError(
+    401, "invalid_request_error", "key_revoked", "The API key was revoked while this was answered."
+)
+
+
+def ip_not_allowed(address: str) -> ApiError:
+    """A good key from a place that it is not for."""
+    return ApiError(
+        403,
+        "invalid_request_error",
+        "ip_not_allowed",
+        f"This API key may not be used from {address}. Use it from one of its networks, or ask "
+        "its owner to add this one.",
+    )
+
+
 def model_not_found(name: str) -> ApiError:
     """Unknown, or not on the key's list: the same words, so that a key cannot probe for names."""
     shown = name if len(name) <= 200 else name[:200] + "..."

@@ -26,6 +26,8 @@ from controller.router.tokens import UNKNOWN, Tokens
 from controller.router.want import wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from controller.router.auth import Key
     from controller.router.body import Asked
     from controller.router.client import ClientConnection
@@ -61,7 +63,10 @@ class Intake(ABC):
 
     def start(self) -> None:
         """The request is complete: take it as far as one callback can."""
-        admitted = admit(self._core.keys, self.request)
+        admitted = admit(self._core.keys, self.request, self.client.address)
+        if isinstance(admitted, bytes):
+            self._core.ask_key(admitted, partial(self._identified, self.start))
+            return
         if isinstance(admitted, ApiError):
             self.refuse(admitted)
             return
@@ -83,11 +88,28 @@ class Intake(ABC):
 
     def refuse_head(self, fault: ApiError) -> None:
         """The body is not here and will not be read; a bad key is told before anything else."""
-        admitted = admit(self._core.keys, self.request) if self.request.method else fault
+        address = self.client.address
+        admitted = admit(self._core.keys, self.request, address) if self.request.method else fault
+        if isinstance(admitted, bytes):
+            again = partial(self.refuse_head, fault)
+            self._core.ask_key(admitted, partial(self._identified, again))
+            return
         if not isinstance(admitted, ApiError):
             self.route, self.key = admitted
-        known = isinstance(admitted, ApiError) and admitted.status == errors.BAD_KEY.status
-        self.refuse(errors.BAD_KEY if known else fault)
+        self.refuse(errors.BAD_KEY if admitted is errors.BAD_KEY else fault)
+
+    def _identified(self, again: Callable[[], None], error: ApiError | None) -> None:
+        """The key was looked up: go on as if it had always been here, or say what is wrong."""
+        if self._state is not State.CHECKING:
+            return  # the client left meanwhile
+        try:
+            if error is None:
+                again()
+            else:
+                self.refuse(error)
+        except Exception:
+            self.abandon()
+            raise
 
     def _inflated(self, result: bytes | ApiError | None) -> None:
         if self._state is not State.INFLATING:
@@ -125,7 +147,7 @@ class Intake(ABC):
             aim(route, self.request)
         self.asked = asked
         model = core.fleet.names.get(asked.model)
-        if model is None or not self.key.allows(asked.model, model.name):
+        if model is None or not self.key.allows(model):
             self.refuse(errors.model_not_found(asked.model))
             return
         want = wanted(self.request, asked.document, core.fleet.usual)

@@ -34,10 +34,10 @@ def answer_locally(
     entry = _anthropic_entry if anthropic else _entry
     if route.kind is Kind.MODELS:
         names = sorted(core.fleet.names.items())
-        shown = [entry(name, model) for name, model in names if key.allows(name, model.name)]
+        shown = [entry(name, model) for name, model in names if key.allows(model)]
         return 200, _page(shown) if anthropic else {"object": "list", "data": shown}
     model = core.fleet.names.get(route.argument)
-    if model is None or not key.allows(route.argument, model.name):
+    if model is None or not key.allows(model):
         return model_not_found(route.argument)
     return 200, entry(route.argument, model)
 

@@ -1,7 +1,7 @@
 """Keeps routes and keys in memory equal to Postgres: on every hint, and by polling.
 
-When the database is away the last good table and keys stay in force. Static endpoints and keys
-from the configuration are merged in each time.
+When the database is away the last good table and keys stay in force. Static endpoints from the
+configuration are merged in each time.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 import trio
 
-from controller.router.auth import Key, static_keys
+from controller.router.auth import static_keys
 from controller.router.inquiry import Unanswered, look_up
 from controller.router.table import RouteTable, from_rows, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from controller.router.core import Core
     from controller.router.pool import Address
@@ -85,22 +85,21 @@ class Refresher:
 
     async def configured(self) -> None:
         """Take over what the configuration names; it serves while the database is away."""
-        self._core.keys.replace(static_keys(self._core.config.keys), None)
+        self._core.keys.fix(static_keys(self._core.config.keys))
         await self.install()
 
     async def _read(self, pool: Pool) -> None:
-        config = self._core.config
         now = float(await pool.fetchval(self._queries["route_now"]))
         self._peeked = await pool.fetchval(self._queries["route_peek"])  # before what it is of
-        rows = await pool.fetch(self._queries["route_keys"])
+        self._core.keys.set_clock(now)
+        if self._core.key_reader is not None:
+            await self._core.key_reader.refresh()
         models = await pool.fetch(self._queries["route_models"])
         replicas = await pool.fetch(self._queries["route_replicas"], self._core.router_id)
         waited_for = self._core.waiting.waited_for()
         delays: list[Any] = []
         if waited_for:
             delays = await pool.fetch(self._queries["route_waking"], waited_for)
-        keys = {**static_keys(config.keys), **keys_from_rows(rows)}
-        self._core.keys.replace(keys, now)
         self._rows = from_rows(models, replicas)
         await self.install()
         self._core.waiting.told(delays)
@@ -133,15 +132,3 @@ class Refresher:
         except Unanswered as error:
             self._core.stats.add("lookup_failures")
             log.warning("endpoint has no address", host=endpoint.host, error=str(error))
-
-
-def keys_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[bytes, Key]:
-    """Keys by hash, from rows of `route_keys`."""
-    return {
-        bytes(row["hash"]): Key(
-            row["id"],
-            None if row["models"] is None else frozenset(row["models"]),
-            row["expires_at"],
-        )
-        for row in rows
-    }

@@ -22,6 +22,7 @@ from controller.router.access_log import AccessLog
 from controller.router.client import ClientConnection
 from controller.router.core import Core
 from controller.router.errors import draining
+from controller.router.key_reader import KeyReader
 from controller.router.listener import Listener, bind
 from controller.router.refresh import Refresher
 from controller.router.report import Reporter
@@ -148,13 +149,9 @@ async def _serve(
         if core.statics.all and config.watching.health_s:
             watch = partial(core.statics.run, refresher.install)
             nursery.start_soon(supervise, "static endpoints", watch)
-        reporter = None
+        reporter = None if pool is None else _start_reading(nursery, core, pool, database.queries)
         if pool is not None:
-            reporter = Reporter(core, pool, database.queries)
-            core.stored_log = StoredLog(core.stored, pool, database.queries)
             nursery.start_soon(supervise, "refresh", refresher.run)
-            nursery.start_soon(supervise, "report", reporter.run)
-            nursery.start_soon(supervise, "stored answers", core.stored_log.run)
         if database.listen is not None:
             listen = partial(database.listen, refresher.hint, refresher.hint)
             nursery.start_soon(supervise, "listen", listen)
@@ -171,6 +168,21 @@ async def _serve(
         if reporter is not None:
             await _flush_last(reporter)
         nursery.cancel_scope.cancel()
+
+
+def _start_reading(
+    nursery: trio.Nursery, core: Core, pool: Pool, texts: Mapping[str, str]
+) -> Reporter:
+    """The loops that keep us and the database equal, but for the refresher's."""
+    reporter = Reporter(core, pool, texts)
+    core.stored_log = StoredLog(core.stored, pool, texts)
+    core.key_reader = KeyReader(core, pool, texts)
+    core.keys.lazy = True
+    nursery.start_soon(supervise, "report", reporter.run)
+    nursery.start_soon(supervise, "stored answers", core.stored_log.run)
+    nursery.start_soon(supervise, "look-ups of keys", core.key_reader.run)
+    nursery.start_soon(supervise, "use of keys", core.key_reader.tell_use)
+    return reporter
 
 
 def _quiet_collector() -> None:

@@ -30,10 +30,31 @@ select model, state, why, failures, retry_s from llmgw.waking where model = any 
 select replica_id, extract(epoch from until - clock_timestamp())::double precision as left_s, pause_s
 from llmgw_core.trip where until > clock_timestamp();
 
--- name: route_keys
--- Keys that may be used now or later; a revoked key is simply absent.
-select k.id, k.hash, k.models, extract(epoch from k.expires_at)::double precision as expires_at
-from llmgw_core.api_key k where k.revoked_at is null and (k.expires_at is null or k.expires_at > clock_timestamp());
+-- name: keys_by_hash
+-- Whose secrets these are, also secrets within their grace.
+select * from llmgw_core.usable_key k where k.id in (
+    select x.id from llmgw_core.api_key x where x.hash = any ($1::bytea[])
+    union all select o.key_id from llmgw_core.api_key_old o where o.hash = any ($1::bytea[]) and o.until > clock_timestamp());
+
+-- name: keys_by_id
+-- Keys as they are now; one that was revoked is absent.
+select * from llmgw_core.usable_key k where k.id = any ($1::text[]);
+
+-- name: keys_first
+-- Keys to have in memory from the start: those used last, then the newest.
+select k.id from llmgw_core.api_key k left join llmgw_core.api_key_use u on u.key_id = k.id
+where k.revoked_at is null and (k.expires_at is null or k.expires_at > clock_timestamp())
+order by u.used_at desc nulls last, k.created_at desc limit $1::int;
+
+-- name: keys_changed
+-- At most so many keys changed by transactions from this one on, and from which one to ask next time. None is newer than all: such a number is from before a restore.
+select pg_snapshot_xmin(s.present)::text as mark, array(select k.id from llmgw_core.api_key k
+    where k.changed >= $1::text::xid8 and k.changed < pg_snapshot_xmax(s.present) limit $2::int) as ids
+from (select pg_current_snapshot() as present) s;
+
+-- name: keys_used
+-- These were used within the last minute.
+select llmgw_core.keys_used_v1($1::text[]);
 
 -- name: route_now
 -- The database's clock, for expiry and for the times of usage rows.

@@ -7,6 +7,15 @@ select s.id, s.kind, s.name, s.parent, concat_ws('/', g.name, p.name, s.name) as
 from llmgw_core.scope s left join llmgw_core.scope p on p.id = s.parent left join llmgw_core.scope g on g.id = p.parent;
 comment on view llmgw_core.scope_line is 'Each scope with what stands above it: its path, and the ids from the top (there are three levels at most).';
 
+create or replace view llmgw_core.usable_key as
+select k.id, k.hash, k.models, extract(epoch from k.expires_at)::double precision as expires_at, l.chain, l.org_id, l.team_id, l.user_id, k.ips::text[] as ips, k.tags,
+    o.old_hashes, o.old_until
+from llmgw_core.api_key k left join llmgw_core.scope_line l on l.id = k.scope_id,
+    lateral (select array_agg(o.hash) as old_hashes, array_agg(extract(epoch from o.until)::double precision) as old_until
+        from llmgw_core.api_key_old o where o.key_id = k.id and o.until > clock_timestamp()) o
+where k.revoked_at is null and l.deleted_at is null;
+comment on view llmgw_core.usable_key is 'Keys that are not revoked, expired ones too, as a router needs them: with the scopes above and older secrets within their grace.';
+
 create or replace view llmgw.scopes as
 select l.id, l.kind, l.name, l.path, l.parent, s.tags,
     (select count(*) from llmgw_core.api_key k where k.scope_id = l.id and k.revoked_at is null and (k.expires_at is null or k.expires_at > clock_timestamp())) as keys,

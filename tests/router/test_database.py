@@ -95,7 +95,7 @@ async def test_requests_are_routed_and_recorded_by_the_database(
     assert used()[0][0] == 0
 
     look(database, "update llmgw_core.api_key set revoked_at = clock_timestamp() returning 1")
-    await until(lambda: running.core.keys.find(b"Bearer sk-db") is None)
+    await until(lambda: "abcdef" not in running.core.keys.cache)
     assert (await wire.get("/v1/models", key="sk-db")).status == 401
     wire.close()
     running.stop()

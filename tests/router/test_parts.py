@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.router.auth import Key, Keys, static_keys
 from controller.router.body import Asked, read, rewritten
-from controller.router.config import StaticEndpoint, StaticKey
+from controller.router.config import StaticEndpoint
 from controller.router.deadlines import NEVER, Deadlines, Timed
 from controller.router.errors import ApiError
 from controller.router.routes import find
@@ -78,23 +77,6 @@ def test_a_bug_in_one_deadline_does_not_take_the_others_away() -> None:
     deadlines.sweep(2.0)
     assert [len(bell.rang) for bell in bells] == [1, 1, 1]
     assert len(deadlines) == 0
-
-
-def test_keys_are_found_by_hash_and_expire() -> None:
-    keys = Keys()
-    keys.replace(static_keys([StaticKey("a", "s1"), StaticKey("b", "s2", ("m",))]), None)
-    assert keys.find(b"Bearer s1") == Key("a")
-    assert keys.find(b"bearer s1") == Key("a")
-    assert keys.find(b"Bearer  s2 ") == Key("b", frozenset({"m"}))
-    for wrong in (b"", b"Bearer", b"Bearer ", b"Basic s1", b"Bearer s3", b"Bearer " + b"s" * 9999):
-        assert keys.find(wrong) is None
-    (digest,) = static_keys([StaticKey("a", "s1")])
-    keys.replace({digest: Key("a", None, 1000.0)}, None)
-    assert keys.find(b"Bearer s1") is None  # no clock yet: an expiry counts as passed
-    keys.replace({digest: Key("a", None, 1000.0)}, 990.0)
-    assert keys.find(b"Bearer s1") is not None
-    keys.replace({digest: Key("a", None, 1000.0)}, 1000.5)
-    assert keys.find(b"Bearer s1") is None
 
 
 @pytest.mark.parametrize(
