@@ -128,6 +128,9 @@ class Limits(BaseModel):
         ge=0,
         description="requests that wait for one model whose replicas are full; more are refused",
     )
+    spool: Mebibytes = Field(
+        256, ge=16, description="usage rows of one router that wait on disk for Postgres (MiB)"
+    )
 
 
 class Settings(BaseModel):
@@ -203,6 +206,9 @@ class Settings(BaseModel):
         "info", description="the quietest lines that are still written"
     )
     runtime_dir: Path | None = Field(None, description="sockets between our processes")
+    state_dir: Path | None = Field(
+        None, description="what outlives us: usage rows that wait for Postgres [runtime_dir]"
+    )
 
     @field_validator("listen", "admin_listen")
     @classmethod
@@ -300,6 +306,8 @@ def is_loopback(host: str) -> bool:
 def load(path: Path | None, flags: dict[str, Any]) -> Settings:
     """Settings from file, environment and flags (None = not given); raises BadConfig."""
     document = _from_file(path)
+    if "STATE_DIRECTORY" in os.environ:  # systemd's
+        document.setdefault("state_dir", os.environ["STATE_DIRECTORY"].split(":")[0])
     document |= _from_environment()
     document |= {name: value for name, value in flags.items() if value not in (None, ())}
     url = url_from_environment()

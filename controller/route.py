@@ -10,6 +10,8 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+import structlog
+
 from controller import __version__
 from controller.config import endpoint, host_port
 from controller.router.access_log import STDOUT
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 POOL_SIZE = 3
 """Refresh, report, and keys that are looked up: a router asks the database for little else."""
 
+log = structlog.get_logger(__name__)
+
 
 def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> RouterConfig:
     """What one router process is told."""
@@ -50,6 +54,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         host=host,
         port=port,
         worker=worker,
+        spool=(settings.state_dir or runtime) / "spool",
         stats_socket=str(runtime / f"router-{worker}.sock"),
         endpoints=tuple(_shared(endpoint(text), settings.workers) for text in settings.endpoints),
         keys=tuple(keys),
@@ -72,6 +77,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
             connections=bounds.connections,
             waiting=bounds.waiting,
             queue=bounds.queue,
+            spool_bytes=bounds.spool * MIB,
         ),
         retries=Retries(settings.retries.attempts, settings.retries.ratio, settings.retries.floor),
         aliases=tuple(settings.aliases.items()),
@@ -109,6 +115,8 @@ async def run(settings: Settings, runtime: Path, worker: int) -> None:
     if settings.database is None:
         await run_router(config)
         return
+    if settings.state_dir is None and worker == 0:
+        log.warning("usage rows that wait for Postgres do not outlive us: set state_dir")
     database = settings.database.model_copy(update={"pool_size": POOL_SIZE})
     async with open_pool(database, "llmgw router") as pool:
 

@@ -25,6 +25,10 @@ class Conflict(DatabaseError):
     """Another transaction was first (deadlock, serialization): read again, decide again."""
 
 
+class BadValue(DatabaseError):
+    """A value that no column or rule of ours takes: sending it again is in vain."""
+
+
 class StaleTerm(DatabaseError):
     """LG001: another controller leads now; nothing was written."""
 
@@ -58,6 +62,8 @@ _OURS: dict[str, type[DatabaseError]] = {
 # Connection trouble, shutdown, start-up, too many connections, a primary made a standby (F08).
 _AWAY_PREFIXES = ("08", "57P", "53", "57014", "25006", "28", "3D")
 
+_BAD_PREFIXES = ("22", "23")  # data exceptions, violated constraints
+
 
 def translate(error: BaseException) -> DatabaseError | None:
     """Our error for what the driver raised, or None when it is not the database's (our bug)."""
@@ -68,6 +74,8 @@ def translate(error: BaseException) -> DatabaseError | None:
             return _OURS[state](message, hint)
         if state.startswith(_AWAY_PREFIXES):
             return DatabaseAway(f"Postgres is not usable: {message}", hint)
+        if state.startswith(_BAD_PREFIXES):
+            return BadValue(f"{type(error).__name__}: {message}", hint)
         return DatabaseError(f"{type(error).__name__}: {message}", hint)
     if isinstance(error, TimeoutError):
         return DatabaseAway("Postgres did not answer in time")

@@ -1,4 +1,4 @@
-"""The order in which routers hand request rows to Postgres: that of the table's columns."""
+"""The order in which routers hand request rows to Postgres."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ COLUMNS = (
     "id", "at", "key_id", "model_asked", "model", "replica_id", "endpoint", "status",
     "http_status", "error_code", "stream", "prompt_tokens", "cached_tokens", "completion_tokens",
     "ttft_ms", "total_ms", "attempts", "request_id", "reasoning_tokens", "estimated", "queue_ms",
+    "degraded", "chain", "upstream_id", "tried",
 )  # fmt: skip
 
 
 def named(values: Sequence[Any]) -> dict[str, Any]:
     """A row by its columns' names, without what is unknown or not estimated."""
     row = dict(zip(COLUMNS, values, strict=True))
-    row["estimated"] = row["estimated"] or None
+    row |= {flag: row[flag] or None for flag in ("estimated", "degraded")}
     return {name: value for name, value in row.items() if value is not None}
 
 

@@ -30,7 +30,8 @@ class Limits:
     resume_below_bytes: int = 64 * 1024
     connections: int = 20_000
     idle_upstreams: int = 512  # kept open per replica
-    usage_rows: int = 100_000  # waiting for Postgres
+    usage_rows: int = 100_000  # waiting for Postgres in memory
+    spool_bytes: int = 256 * MIB  # waiting for Postgres on disk: 600,000 rows
     waiting: int = 1000  # requests that wait for a model that is being started
     waiting_bytes: int = 256 * MIB  # their bodies
     queue: int = 1000  # requests that wait for one model whose replicas are full
@@ -111,6 +112,7 @@ class RouterConfig:
     port: int = 8080
     worker: int = 0  # index among the processes that share the port
     backlog: int = 4096
+    spool: Path | None = None  # folder for rows that wait for Postgres; None: in memory only
     stats_socket: str | None = None  # path of the unix-domain socket that tells our counters
     endpoints: tuple[StaticEndpoint, ...] = ()
     keys: tuple[StaticKey, ...] = ()

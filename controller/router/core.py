@@ -59,7 +59,7 @@ class Core:
         self.stats = Stats()
         self.budget = RetryBudget(config.retries.ratio, config.retries.floor)
         self.access_log: AccessLog | None = None
-        self.usage = UsageLog(config.limits.usage_rows)
+        self.usage = UsageLog(config.limits.usage_rows, self.stats)
         self.waiting = WaitingRoom(self)
         self.stored = Stored()
         self.stored_log: StoredLog | None = None  # None: no database
@@ -151,7 +151,8 @@ class Core:
             "keys_age_s": None if self.keys.read_at is None else now - self.keys.read_at,
             "usage_waiting": len(self.usage),
             "usage_dropped": self.usage.dropped,
-            "usage_lag_s": self.usage.oldest_age_s(),
+            "usage_lag_s": self.usage.oldest_age_s(self.keys.database_time(0.0)),
+            **self.usage.spool_as_json(),
             "callback_crashes": self.reactor.crashes,
             "waiting": self.waiting.as_json(),
             "queued": self.admission.as_json(),

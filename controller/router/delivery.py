@@ -32,6 +32,7 @@ class Delivery:
     held: Held | None = None  # an engine's error that may not be for the client
     relay: PlainRelay | StreamRelay | None = None
     first_byte: float | None = None  # monotonic
+    beginning = b""  # the piece of the answer that came then
     delivered = False  # the client has all it needs
 
     def __init__(self, client: ClientConnection, limits: Limits) -> None:
@@ -71,6 +72,7 @@ class Delivery:
             out = relay.feed(body)
             if self.first_byte is None and relay.begun:
                 self.first_byte = time.monotonic()
+                self.beginning = body
         if complete and relay.refusal is None:
             out += relay.finish()
         if not out or relay.refusal is not None:

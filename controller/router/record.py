@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+import structlog
+
+from controller.router.answer_id import answer_id
 from controller.router.routes import Kind
 from controller.router.usage import UsageRow
 
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
     from controller.router.core import Core
     from controller.router.exchange import Exchange
     from controller.router.tokens import Tokens
+
+
+log = structlog.get_logger(__name__)
 
 
 class Ending(NamedTuple):
@@ -48,7 +54,11 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
     told = core.access_log is not None and core.access_log.wants(ending.outcome)
     if not counts and not told:
         return
-    row = _row(core, exchange, ending, now, first_s)
+    try:
+        row = _row(core, exchange, ending, now, first_s)
+    except Exception:  # a bug of ours must not lose the row (case B20)
+        log.exception("a usage row was not built as it should be", row=exchange.row_id)
+        row = _least(core, exchange, ending, now)
     if counts:
         core.usage.add(row)
     if told:
@@ -88,4 +98,18 @@ def _row(
         now,
         None if attempts is None else attempts.queued_s,
         core.keys.database_time(now),
+        False,
+        () if exchange.key is None else exchange.key.chain,
+        answer_id(exchange.delivery.beginning),
+        None if attempts is None else attempts.tried,
     )
+
+
+def _least(core: Core, exchange: Exchange, ending: Ending, now: float) -> UsageRow:
+    """What cannot fail: whose it is and what it used."""
+    return UsageRow(
+        exchange.row_id, None if exchange.key is None else exchange.key.id, None, None, None,
+        "other" if exchange.route is None else exchange.route.name, ending.outcome,
+        ending.http_status, False, ending.tokens, None, now - exchange.started, 0, ending.code,
+        b"", now, None, core.keys.database_time(now), True,
+    )  # fmt: skip

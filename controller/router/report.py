@@ -1,8 +1,8 @@
-"""Writes usage rows, the use of each replica and the demand for each model to Postgres.
+"""Writes the use of each replica and the demand for each model to Postgres, and usage rows.
 
 About once a second, and at once when a model is wanted that has no replica.
 
-Rows are forgotten only after the database has them; their ids make a repeated write harmless.
+Rows (`usage_writer.py`) are forgotten only after the database has them.
 """
 
 from __future__ import annotations
@@ -17,43 +17,29 @@ if TYPE_CHECKING:
 
     from controller.router.core import Core
     from controller.router.refresh import Pool
-
-BATCH_ROWS = 1000
+    from controller.router.usage_writer import UsageWriter
 
 
 class Reporter:
     """One per process."""
 
-    def __init__(self, core: Core, pool: Pool, queries: Mapping[str, str]) -> None:
+    def __init__(
+        self, core: Core, pool: Pool, queries: Mapping[str, str], writer: UsageWriter
+    ) -> None:
         self._core = core
         self._pool = pool
         self._queries = queries
+        self._writer = writer
         self._told: dict[int, float] = {}  # ends of trips that the database knows
 
     async def run(self) -> None:
         """Report for ever; errors of the database end this call (the supervisor restarts it)."""
         while True:
-            await self.flush()
+            await self._writer.flush()
             await self.report_use()
             await self.report_trips()
             with trio.move_on_after(self._core.config.timeouts.flush_s):
                 await self._core.waiting.news.wait()
-
-    async def flush(self) -> int:
-        """Write the rows that wait now; returns how many."""
-        written = 0
-        offset = self._core.keys.database_time(0.0)
-        if offset is None:
-            return 0  # rows need the database's time, and it was not reached yet
-        self._core.usage.date(offset)
-        while rows := self._core.usage.batch(BATCH_ROWS):
-            values = [row.as_values() for row in rows]
-            await self._pool.fetchval(self._queries["usage_flush"], values)
-            self._core.usage.written(rows)
-            written += len(rows)
-            if len(rows) < BATCH_ROWS:
-                break  # what came meanwhile has time until the next second: else it never ends
-        return written
 
     async def report_use(self) -> None:
         """What runs on every replica that has a row, and what is asked of every model."""

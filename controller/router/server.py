@@ -27,8 +27,10 @@ from controller.router.listener import Listener, bind
 from controller.router.refresh import Refresher
 from controller.router.report import Reporter
 from controller.router.signals import Signals
+from controller.router.spooling import Spooling
 from controller.router.stored import StoredLog
 from controller.router.table import from_static
+from controller.router.usage_writer import UsageWriter
 
 if TYPE_CHECKING:
     import socket
@@ -149,8 +151,9 @@ async def _serve(
         if core.statics.all and config.watching.health_s:
             watch = partial(core.statics.run, refresher.install)
             nursery.start_soon(supervise, "static endpoints", watch)
-        reporter = None if pool is None else _start_reading(nursery, core, pool, database.queries)
+        recording = None
         if pool is not None:
+            recording = _start_reading(nursery, core, pool, database.queries)
             nursery.start_soon(supervise, "refresh", refresher.run)
         if database.listen is not None:
             listen = partial(database.listen, refresher.hint, refresher.hint)
@@ -165,24 +168,29 @@ async def _serve(
         task_status.started(running)
         await running.stopping()
         await _drain(core, listener)
-        if reporter is not None:
-            await _flush_last(reporter)
+        if recording is not None:
+            await _flush_last(core, recording.writer)
         nursery.cancel_scope.cancel()
+    if recording is not None:
+        recording.close()
 
 
 def _start_reading(
     nursery: trio.Nursery, core: Core, pool: Pool, texts: Mapping[str, str]
-) -> Reporter:
+) -> Spooling:
     """The loops that keep us and the database equal, but for the refresher's."""
-    reporter = Reporter(core, pool, texts)
+    writer = UsageWriter(core, pool, texts)
+    spooling = Spooling(core, pool, texts, writer)
     core.stored_log = StoredLog(core.stored, pool, texts)
     core.key_reader = KeyReader(core, pool, texts)
     core.keys.lazy = True
-    nursery.start_soon(supervise, "report", reporter.run)
+    nursery.start_soon(supervise, "report", Reporter(core, pool, texts, writer).run)
+    nursery.start_soon(supervise, "spool", spooling.run)
+    nursery.start_soon(supervise, "spools of dead routers", spooling.settle)
     nursery.start_soon(supervise, "stored answers", core.stored_log.run)
     nursery.start_soon(supervise, "look-ups of keys", core.key_reader.run)
     nursery.start_soon(supervise, "use of keys", core.key_reader.tell_use)
-    return reporter
+    return spooling
 
 
 def _quiet_collector() -> None:
@@ -260,12 +268,16 @@ async def _drain(core: Core, listener: Listener) -> None:
         client.cut(draining())
 
 
-async def _flush_last(reporter: Reporter) -> None:
+async def _flush_last(core: Core, writer: UsageWriter) -> None:
     with trio.move_on_after(LAST_FLUSH_S):
         try:
-            await reporter.flush()
+            await writer.flush()
         except Exception as error:
             log.warning("last usage rows were not written", error=repr(error))
+    if core.usage.spooled:
+        log.warning("usage rows wait on disk for the next router", rows=core.usage.spooled)
+    if len(core.usage) > core.usage.spooled:
+        log.error("usage rows are lost", rows=len(core.usage) - core.usage.spooled)
 
 
 async def _serve_stats(

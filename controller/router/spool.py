@@ -83,6 +83,14 @@ class Spool:
             self._retire()
         return []
 
+    def oldest(self) -> bytes | None:
+        """The oldest record, for a look."""
+        for segment in self._segments:
+            records, _ = segment.read(1)
+            if records:
+                return records[0]
+        return None
+
     def acknowledge(self) -> None:
         """The last batch is safe in Postgres."""
         self._segments[0].acknowledge(self._read_to)

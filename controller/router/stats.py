@@ -89,6 +89,7 @@ class Stats:
         self.retries_refused: dict[str, int] = {}  # reason; the budget was exhausted
         self.fallbacks: dict[tuple[str, str, str], int] = {}  # model, the one instead, reason
         self.upstream_failures: dict[tuple[str, str], int] = {}  # replica, cause
+        self.usage_rows: dict[str, int] = {}  # what became of rows
         self.counts: dict[str, int] = {}  # everything without labels
 
     def model(self, name: str) -> ModelStats:
@@ -118,6 +119,10 @@ class Stats:
         """A running request counts for the model that serves it, which is kept awake by it."""
         self.model(model).in_flight -= 1
         self.model(other).in_flight += 1
+
+    def usage_row(self, word: str, number: int = 1) -> None:
+        """written, unpriced, degraded, unspooled or refused"""
+        self.usage_rows[word] = self.usage_rows.get(word, 0) + number
 
     def fail_upstream(self, replica: str, cause: str) -> None:
         key = (replica, cause)
@@ -157,6 +162,7 @@ class Stats:
             "retries_refused": [[reason, n] for reason, n in self.retries_refused.items()],
             "fallbacks": [[*key, n] for key, n in self.fallbacks.items()],
             "upstream_failures": [[*key, n] for key, n in self.upstream_failures.items()],
+            "usage_rows": [[word, n] for word, n in self.usage_rows.items()],
             "cancellations": [
                 [m, n] for m, of in models if (n := of.outcomes.get("client_closed", 0))
             ],

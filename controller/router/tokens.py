@@ -31,6 +31,8 @@ class Tokens(NamedTuple):
 
 
 UNKNOWN = Tokens()
+MOST = 1_000_000_000
+"""No model takes or makes so many in one request: a larger number is nonsense, not a bill."""
 _USUAL = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
 """What most answers tell, and nothing else: read without looking for all other forms."""
 
@@ -78,7 +80,7 @@ def read_timings(text: bytes) -> Tokens:
 
 
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < 2**53 else None
+    return value if type(value) is int and 0 <= value <= MOST else None
 
 
 def _first(*values: Any) -> int | None:

@@ -1,6 +1,7 @@
-"""One row per client request, waiting in memory until `report.py` writes it to Postgres.
+"""One row per client request, kept from its end until `report.py` has written it to Postgres.
 
-Bounded: when the database is away for long, the oldest rows go and are counted.
+A row is rendered once, to the bytes that Postgres gets, and kept in the spool (`spool.py`) where
+there is one with room, else in memory: bounded, the oldest rows go and are counted.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import orjson
+
 if TYPE_CHECKING:
+    from controller.router.spool import Spool
+    from controller.router.stats import Stats
     from controller.router.tokens import Tokens
+
+AT = 1
+"""Where in a rendered row its time is, in unix seconds."""
 
 
 class UsageRow(NamedTuple):
-    """What is known of a finished request; None is unknown. Cheap to make, rendered later."""
+    """What is known of a finished request; None is unknown."""
 
     id: int  # a UUID as a number
     key_id: str | None  # None: refused before it was known; such a row is for the access log
@@ -35,9 +43,13 @@ class UsageRow(NamedTuple):
     ended: float  # monotonic
     queue_s: float | None
     at: float | None  # unix seconds of the database's clock; fixed, so a repeat is the same row
+    degraded: bool = False  # what was known could not all be kept
+    chain: tuple[int, ...] = ()  # scopes of its key when it began
+    upstream_id: str | None = None  # what the engine called its answer
+    tried: list[Any] | None = None  # attempts before the last one
 
     def as_values(self) -> tuple[Any, ...]:
-        """The row as `usage_flush` takes it, in the order of the table's columns.
+        """The row as `usage_flush` takes it.
 
         Values without names: a dictionary costs six times as much.
         """
@@ -50,41 +62,124 @@ class UsageRow(NamedTuple):
             round(self.total_s * 1000, 3), self.attempts, self.request_id.decode(),
             tokens.reasoning, tokens.estimated,
             None if self.queue_s is None else round(self.queue_s * 1000, 3),
+            self.degraded, self.chain or None, self.upstream_id, self.tried,
         )  # fmt: skip
+
+    def rendered(self) -> bytes | None:
+        """The row in JSON that jsonb accepts; None when something of it can be no JSON."""
+        try:
+            data = orjson.dumps(self.as_values())
+        except (TypeError, ValueError):
+            return None
+        return data.replace(b"\\u0000", b"\\ufffd") if b"\\u0000" in data else data
+
+    def cleaned(self) -> UsageRow:
+        """The same row of values that can be rendered, marked as degraded (case B20)."""
+        values = {name: _clean(value) for name, value in self._asdict().items()}
+        tokens = type(self.tokens)(*map(_clean, self.tokens))
+        return UsageRow(**{**values, "id": self.id, "tokens": tokens, "degraded": True})
+
+
+def _clean(value: Any) -> Any:
+    """The value, or None for one that is no JSON; text without halves of characters."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace").encode()
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return None
+    return None if isinstance(value, list) else value
 
 
 class UsageLog:
     """Rows of finished requests, oldest first."""
 
-    def __init__(self, limit: int) -> None:
-        self._rows: deque[UsageRow] = deque(maxlen=limit)
+    def __init__(self, limit: int, stats: Stats) -> None:
+        self.undated: deque[UsageRow] = deque(maxlen=limit)
+        """Rows that ended before the database's clock was known: all of them in static mode."""
+        self.spool: Spool | None = None
+        self._memory: deque[bytes] = deque(maxlen=limit)
+        self._stats = stats
+        self._taken = 0  # rows of the last batch that are in memory
+        self._of_spool = False  # where the last batch is
         self.dropped = 0
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.undated) + len(self._memory) + self.spooled
+
+    @property
+    def spooled(self) -> int:
+        """Rows that survive this process."""
+        return 0 if self.spool is None else len(self.spool)
 
     def add(self, row: UsageRow) -> None:
-        if len(self._rows) == self._rows.maxlen:
+        if row.at is None:
+            self.dropped += len(self.undated) == self.undated.maxlen
+            self.undated.append(row)
+            return
+        record = row.rendered()
+        if record is None:
+            row = row.cleaned()
+            record = row.rendered()
+        if row.degraded:
+            self._stats.usage_row("degraded")
+        if record is None:
             self.dropped += 1
-        self._rows.append(row)
+        elif self.spool is None:
+            self._remember(record)
+        elif not self.spool.append(record):
+            self._stats.usage_row("unspooled")
+            self._remember(record)
 
-    def oldest_age_s(self) -> float | None:
-        return time.monotonic() - self._rows[0].ended if self._rows else None
-
-    def batch(self, limit: int) -> list[UsageRow]:
-        """The oldest rows; they stay until `written` says that they are safe."""
-        return list(islice(self._rows, limit))
+    def _remember(self, record: bytes) -> None:
+        if len(self._memory) == self._memory.maxlen:
+            self.dropped += 1
+            self._taken = max(0, self._taken - 1)  # the one that goes may be under way
+        self._memory.append(record)
 
     def date(self, clock_offset: float) -> None:
         """Give a time to rows that ended before the database's clock was known (in `ended`'s
-        seconds plus `clock_offset`); one row without would fail every batch it is in."""
-        for number, row in enumerate(self._rows):
-            if row.at is not None:
-                return  # so have all that came later
-            self._rows[number] = row._replace(at=row.ended + clock_offset)
+        seconds plus `clock_offset`)."""
+        while self.undated:
+            row = self.undated.popleft()
+            self.add(row._replace(at=row.ended + clock_offset))
 
-    def written(self, rows: list[UsageRow]) -> None:
-        """Forget rows that are safe; ids make writing a row twice harmless, losing it not."""
-        safe = {row.id for row in rows}
-        while self._rows and self._rows[0].id in safe:
-            self._rows.popleft()
+    def oldest_age_s(self, clock_offset: float | None) -> float | None:
+        """Of the oldest row that waits; the offset as in `date`."""
+        now = time.monotonic()
+        if self.undated:
+            return now - self.undated[0].ended
+        if clock_offset is None:
+            return None
+        spooled = None if self.spool is None else self.spool.oldest()
+        first = [*islice(self._memory, 1), *([] if spooled is None else [spooled])]
+        found = [orjson.loads(row)[AT] for row in first]
+        return now + clock_offset - min(found) if found else None
+
+    def spool_as_json(self) -> dict[str, Any]:
+        """What is on disk; no numbers where there is no spool."""
+        if self.spool is None:
+            return {}
+        return {
+            "spool_rows": len(self.spool),
+            "spool_bytes": self.spool.size,
+            "spool_full": int(self.spool.trouble is not None),
+        }
+
+    def batch(self, limit: int) -> list[bytes]:
+        """The oldest rows; they stay until `written` says that they are safe."""
+        self._of_spool = not self._memory
+        if self._of_spool:
+            return [] if self.spool is None else self.spool.batch(limit)
+        records = list(islice(self._memory, limit))
+        self._taken = len(records)
+        return records
+
+    def written(self) -> None:
+        """Forget the rows of the last batch: Postgres has them."""
+        if self._of_spool:
+            assert self.spool is not None
+            self.spool.acknowledge()
+        while self._taken:
+            self._memory.popleft()
+            self._taken -= 1

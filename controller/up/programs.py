@@ -66,8 +66,9 @@ async def start_controller(folder: Folder, options: Options, database: Database)
         f"{host}:{options.port}",
     ]
     arguments += ["--admin-listen", f"127.0.0.1:{options.admin_port}"]
+    state = {"LLMGW_STATE_DIR": str(folder.path / "controller")}
     return await children.start(
-        folder, "controller", arguments, {URL_VARIABLE: database.controller_url}
+        folder, "controller", arguments, {URL_VARIABLE: database.controller_url, **state}
     )
 
 

@@ -1,53 +1,5 @@
 -- What clients used.
 
-create or replace function llmgw_core.usage_write(p_rows llmgw_core.usage_event[]) returns int
-language plpgsql security definer set search_path = llmgw_core, pg_temp set timezone = 'UTC' as $$
-declare
-    written int;
-    first_day timestamptz;
-    last_day timestamptz;
-begin
-    select min(to_timestamp(right(c.relname, 8), 'YYYYMMDD')), max(to_timestamp(right(c.relname, 8), 'YYYYMMDD'))
-        into first_day, last_day
-        from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = 'llmgw_core.usage_event'::regclass;
-    insert into llmgw_core.usage_event (id, at, key_id, model_asked, model, replica_id, endpoint, status, http_status, error_code,
-            stream, prompt_tokens, cached_tokens, completion_tokens, ttft_ms, total_ms, attempts, request_id, reasoning_tokens,
-            estimated, queue_ms)
-        -- A time without a partition is a router's fault, not a reason to lose the row. Never the present time
-        -- instead: a batch that comes again must find its own rows.
-        select r.id, case when r.at < first_day then first_day when r.at >= last_day
-                then date_trunc('day', clock_timestamp()) else r.at end,
-            r.key_id, r.model_asked, r.model, r.replica_id, r.endpoint, r.status, r.http_status, r.error_code, r.stream,
-            r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.ttft_ms, r.total_ms, coalesce(r.attempts, 0), r.request_id,
-            r.reasoning_tokens, coalesce(r.estimated, false), r.queue_ms
-        from unnest(p_rows) r
-        on conflict do nothing;
-    get diagnostics written = row_count;
-    return written;
-end $$;
-comment on function llmgw_core.usage_write(llmgw_core.usage_event[]) is 'Writes request rows; a repeated batch writes nothing twice (at and id are the router''s). Returns rows written.';
-
-create or replace function llmgw_core.usage_flush_v1(p_rows jsonb) returns int
-language sql security definer set search_path = llmgw_core, pg_temp as $$
-    select llmgw_core.usage_write(array(
-        select row(r.id, to_timestamp(r.at), r.key_id, r.model_asked, r.model, r.replica_id, r.endpoint, r.status, r.http_status, r.error_code,
-            r.stream, r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.ttft_ms, r.total_ms, r.attempts, r.request_id, null, null, null)::llmgw_core.usage_event
-        from jsonb_to_recordset(p_rows) as r (id uuid, at double precision, key_id text, model_asked text, model text, replica_id bigint,
-            endpoint text, status text, http_status int, error_code text, stream boolean, prompt_tokens bigint, cached_tokens bigint,
-            completion_tokens bigint, ttft_ms double precision, total_ms double precision, attempts int, request_id text)))
-$$;
-comment on function llmgw_core.usage_flush_v1(jsonb) is 'Request rows as objects, from routers of the previous release. Returns rows written.';
-
-create or replace function llmgw_core.usage_flush_v2(p_rows jsonb) returns int
-language sql security definer set search_path = llmgw_core, pg_temp as $$
-    select llmgw_core.usage_write(array(
-        select row((r->>0)::uuid, to_timestamp((r->>1)::double precision), r->>2, r->>3, r->>4, (r->>5)::bigint, r->>6, r->>7, (r->>8)::int, r->>9,
-            (r->>10)::boolean, (r->>11)::bigint, (r->>12)::bigint, (r->>13)::bigint, (r->>14)::double precision, (r->>15)::double precision,
-            (r->>16)::int, r->>17, (r->>18)::bigint, (r->>19)::boolean, (r->>20)::double precision)::llmgw_core.usage_event
-        from jsonb_array_elements(p_rows) r))
-$$;
-comment on function llmgw_core.usage_flush_v2(jsonb) is 'Request rows as lists of values in the order of the table''s columns: names cost the routers more than all else of a row. Returns rows written.';
-
 create or replace function llmgw_core.router_report_v1(p_router uuid, p_uses jsonb) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 begin
@@ -76,7 +28,7 @@ begin
     if not pg_try_advisory_xact_lock(7720, 3) then
         return 0;  -- another controller is at it
     end if;
-    for t in select * from (values ('decision', 'decision_days'), ('rejection', 'decision_days'), ('usage_event', 'usage_days')) v (name, kept) loop
+    for t in select * from (values ('decision', 'decision_days'), ('rejection', 'decision_days'), ('usage_event', 'usage_days'), ('usage_minute', 'usage_minute_days')) v (name, kept) loop
         for d in select generate_series((clock_timestamp() at time zone 'UTC')::date - 1, (clock_timestamp() at time zone 'UTC')::date + p_ahead, interval '1 day') loop
             part := format('%s_%s', t.name, to_char(d, 'YYYYMMDD'));
             if to_regclass('llmgw_core.' || part) is null then
@@ -115,8 +67,9 @@ begin
     perform llmgw_core.responses_keep();
     perform llmgw_core.keys_keep();
     perform llmgw_core.logins_keep();
+    perform llmgw_core.usage_keep();
     return llmgw_core.partitions_keep_v1(7);
 end $$;
 comment on function llmgw_core.housekeep_v1(bigint) is 'Removes what nobody needs any more and keeps partitions; idempotent, under the housekeeping term.';
 
-grant execute on function llmgw_core.usage_flush_v1(jsonb), llmgw_core.usage_flush_v2(jsonb), llmgw_core.router_report_v1(uuid, jsonb), llmgw_core.housekeep_v1(bigint), llmgw_core.partitions_keep_v1(int) to llmgw_controller;
+grant execute on function llmgw_core.router_report_v1(uuid, jsonb), llmgw_core.housekeep_v1(bigint), llmgw_core.partitions_keep_v1(int) to llmgw_controller;

@@ -61,8 +61,12 @@ select llmgw_core.keys_used_v1($1::text[]);
 select extract(epoch from clock_timestamp())::double precision as now;
 
 -- name: usage_flush
--- Request rows in one batch; a batch sent twice is written once.
-select llmgw_core.usage_flush_v2($1::jsonb);
+-- Rows of a router in one batch; a batch sent twice is written once.
+select llmgw_core.usage_flush_v3($1::uuid, $2::text::jsonb);
+
+-- name: usage_database
+-- Which database this is: rows that wait on disk are for one.
+select llmgw_core.database_id();
 
 -- name: router_trips
 -- Breakers of this router that opened.

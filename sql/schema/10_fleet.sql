@@ -34,6 +34,8 @@ insert into llmgw_core.setting (name, value, unit, why) values
     ('fairness', 30, 's', 'a model that waits this long for a place gets it from one that is busy: its running requests finish, new ones wait'),
     ('idle_timeout', 900, 's', 'an on-demand model that nobody used this long stops, where it says nothing else itself'),
     ('usage_days', 400, 'd', 'how long single usage rows are kept'),
+    ('usage_minute_days', 35, 'd', 'how long sums of usage by minute are kept; older reports count whole days'),
+    ('usage_day_days', 1200, 'd', 'how long sums of usage by day are kept'),
     ('login_failures', 10, 'attempts', 'so many failed logins of one name from one address within login_window, then it waits; five times as many from one address, twenty times of one name'),
     ('login_window', 900, 's', 'after this long failed logins are forgotten'),
     ('session_ttl', 43200, 's', 'a session of the pages ends after this long, used or not'),

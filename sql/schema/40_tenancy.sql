@@ -78,33 +78,6 @@ create table llmgw_core.login_failure (
 ) with (fillfactor = 50);
 comment on table llmgw_core.login_failure is 'Attempts to log in that did not succeed, counted by name, by address and by both since the time of the first; gone after the window.';
 
-create table llmgw_core.usage_event (
-    id uuid not null,
-    at timestamptz not null,
-    key_id text,
-    model_asked text,
-    model text,
-    replica_id bigint,
-    endpoint text not null,
-    status text not null check (status in ('ok', 'error', 'client_closed', 'partial')),
-    http_status int,
-    error_code text,
-    stream boolean not null,
-    prompt_tokens bigint check (prompt_tokens >= 0),
-    cached_tokens bigint check (cached_tokens >= 0),
-    completion_tokens bigint check (completion_tokens >= 0),
-    ttft_ms double precision check (ttft_ms >= 0),
-    total_ms double precision check (total_ms >= 0),
-    attempts int not null default 0,
-    request_id text,
-    reasoning_tokens bigint,
-    estimated boolean not null default false,
-    queue_ms double precision,
-    primary key (at, id)
-) partition by range (at);
-create index usage_event_key on llmgw_core.usage_event (key_id, at desc);
-comment on table llmgw_core.usage_event is 'One row per client request; tokens are null when nothing is known of them, estimated when the engine did not tell them all. queue_ms is how long it waited in the router for its model to start or for a place at a replica, null when it was refused before. Daily partitions.';
-
 create table llmgw_core.stored_response (
     id text primary key check (length(id) between 1 and 256),
     key_id text not null,

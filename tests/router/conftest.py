@@ -92,7 +92,7 @@ class House:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return [named(row.as_values()) for row in self.core.usage.batch(10_000)]
+        return [named(row.as_values()) for row in self.core.usage.undated]
 
     async def row(self, number: int = 0) -> dict[str, Any]:
         await until(lambda: len(self.core.usage) > number)

@@ -332,7 +332,7 @@ async def test_what_waits_is_told_as_demand(full: Full) -> None:
     await full.start()
     await full.fill()
     await full.queue("a", "b")
-    (row,) = Reporter(full.house.core, None, {}).demand()  # type: ignore[arg-type]
+    (row,) = Reporter(full.house.core, None, {}, None).demand()  # type: ignore[arg-type]
     assert row == {"model": "m", "waiting": 2, "in_flight": 1, "wanted_age_ms": None}
 
 

@@ -14,8 +14,8 @@ import trio
 
 from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts
 from controller.router.errors import BAD_KEY
-from controller.router.report import Reporter
 from controller.router.server import run_router, supervise
+from controller.router.usage_writer import UsageWriter
 from tests.router.conftest import House
 from tests.router.wire import Wire, until
 from tests.usage_columns import named
@@ -166,8 +166,9 @@ class Shelf:
     async def fetchval(self, sql: str, *args: Any) -> Any:
         await self._reach()
         if sql == "usage_flush":
-            self.written += [named(values) for values in args[0]]
-            return len(args[0])
+            rows = json.loads(args[1])
+            self.written += [named(values) for values in rows]
+            return {"written": len(rows), "unpriced": 0}
         if sql == "router_report":
             self.reports.append(args)
         return 1000.0
@@ -303,7 +304,7 @@ async def test_rows_from_before_the_first_contact_get_a_time(
     )
     running = await nursery.start(run_router, config, shelf, QUERIES)
     assert await ask(running.port) == 200  # configured keys and endpoints need no database
-    assert running.core.usage.batch(1)[0].at is None
+    assert running.core.usage.undated[0].at is None
     shelf.away = False
     await until(lambda: shelf.written)
     assert 990 < shelf.written[0]["at"] < 1010
@@ -350,16 +351,16 @@ async def test_rows_that_come_while_others_are_written_wait_for_the_next_second(
     await house.ask()
     core = house.core
     await until(lambda: len(core.usage) == 1)
-    (row,) = core.usage.batch(1)
+    (row,) = core.usage.undated
 
     class Busy:
-        async def fetchval(self, _: str, values: list[Any]) -> int:
+        async def fetchval(self, *_: Any) -> dict[str, int]:
             await trio.lowlevel.checkpoint()
-            core.usage.add(row._replace(id=row.id + len(core.usage)))
-            return len(values)
+            core.usage.add(row._replace(id=row.id + len(core.usage), at=1000.0))
+            return {"written": 1, "unpriced": 0}
 
     core.keys.set_clock(1000.0)
-    reporter = Reporter(core, Busy(), {"usage_flush": ""})
+    writer = UsageWriter(core, Busy(), {"usage_flush": ""})
     with trio.fail_after(5):
-        assert await reporter.flush() == 1
+        assert await writer.flush() == 1
     assert len(core.usage) == 1

@@ -9,7 +9,6 @@ from psycopg.types.json import Jsonb
 
 from tests.sql.fleet import connected
 from tests.sql.test_views import flush, usage_row
-from tests.usage_columns import COLUMNS
 
 BEATS = 2000
 HOT = (
@@ -209,28 +208,6 @@ def test_estimates_and_thoughts_are_kept_and_absent_ones_are_not_estimates(fleet
     assert shown == [{"n": None, "estimated": False}, {"n": 7, "estimated": True}]
 
 
-def test_each_value_of_a_row_lands_in_its_column(fleet):
-    now = fleet.value("select extract(epoch from clock_timestamp())::float8")
-    row = {
-        "id": "00000000-0000-0000-0000-00000000000a", "at": now, "key_id": "k",
-        "model_asked": "asked", "model": "m", "replica_id": 3, "endpoint": "chat",
-        "status": "error", "http_status": 502, "error_code": "bad", "stream": True,
-        "prompt_tokens": 1, "cached_tokens": 2, "completion_tokens": 3, "ttft_ms": 4.5,
-        "total_ms": 5.5, "attempts": 2, "request_id": "r", "reasoning_tokens": 6,
-        "estimated": True, "queue_ms": 7.5,
-    }  # fmt: skip
-    columns = fleet.rows(
-        "select attname as name from pg_attribute where attnum > 0 and not attisdropped"
-        " and attrelid = 'llmgw_core.usage_event'::regclass order by attnum"
-    )
-    assert tuple(column["name"] for column in columns) == COLUMNS
-    assert flush(fleet, row) == 1
-    (kept,) = fleet.rows(
-        "select *, extract(epoch from at)::float8 as at, id::text from llmgw_core.usage_event"
-    )
-    assert kept == row
-
-
 def test_rows_of_routers_of_the_previous_release_are_written(fleet):
     row = usage_row("00000000-0000-0000-0000-00000000000b", key_id="k", prompt_tokens=7)
     row["at"] = fleet.value("select extract(epoch from clock_timestamp())::float8")
@@ -274,11 +251,12 @@ def test_partitions_are_made_ahead_and_dropped_after_retention(fleet, zone):
     fleet.admin.execute("select set_config('timezone', %s, false)", (zone,))
     fleet.admin.execute("set datestyle = 'SQL, DMY'")
     keep = "select llmgw_core.partitions_keep_v1(%s)"
-    for table in ("decision", "rejection", "usage_event"):
+    for table in ("decision", "rejection", "usage_event", "usage_minute"):
         assert partitions(fleet, table) == [f"{table}_{day(fleet, d)}" for d in range(-1, 8)]
     assert fleet.value(keep, 7) == 0
-    assert fleet.value(keep, 9) == 6
-    for table, days in (("decision", 30), ("rejection", 30), ("usage_event", 400)):
+    assert fleet.value(keep, 9) == 8
+    kept = (("decision", 30), ("rejection", 30), ("usage_event", 400), ("usage_minute", 35))
+    for table, days in kept:
         for offset in (days, days + 2):
             name = f"{table}_{day(fleet, -offset)}"
             start, end = day(fleet, -offset), day(fleet, 1 - offset)
@@ -288,7 +266,7 @@ def test_partitions_are_made_ahead_and_dropped_after_retention(fleet, zone):
             )
             fleet.admin.execute(f"alter table llmgw_core.{name} owner to llmgw_owner")
     assert fleet.value(keep, 9) == 0
-    for table, days in (("decision", 30), ("rejection", 30), ("usage_event", 400)):
+    for table, days in kept:
         left = partitions(fleet, table)
         assert f"{table}_{day(fleet, -days)}" in left
         assert f"{table}_{day(fleet, -days - 2)}" not in left
@@ -298,7 +276,7 @@ def test_partitions_are_kept_by_one_controller_at_a_time(fleet, database):
     with connected(database, database.url) as other, other.transaction():
         other.execute("select pg_advisory_xact_lock(7720, 3)")
         assert fleet.value("select llmgw_core.partitions_keep_v1(12)") == 0
-    assert fleet.value("select llmgw_core.partitions_keep_v1(8)") == 3
+    assert fleet.value("select llmgw_core.partitions_keep_v1(8)") == 4
 
 
 def test_housekeeping_removes_what_nobody_needs(fleet):

@@ -1,0 +1,21 @@
+"""What an engine calls its answer, as data: cut, cleaned, never a key of ours (case B10). Pure."""
+
+from __future__ import annotations
+
+import re
+
+SEARCHED_BYTES = 512
+LONGEST = 128
+_ID = re.compile(rb'"id"\s*:\s*"([^"]{0,128})')
+
+
+def answer_id(beginning: bytes) -> str | None:
+    """The first id in the first bytes of an answer, plain or streamed, as it is written there.
+
+    None when there is none, or an empty one. What is not printable becomes a question mark.
+    """
+    found = _ID.search(beginning, 0, SEARCHED_BYTES)
+    if found is None or not found[1]:
+        return None
+    text = found[1].decode("ascii", "replace")
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
