@@ -60,10 +60,10 @@ class Delivery:
         """Another attempt takes over: nothing of this answer was sent."""
         self.relay = self.held = self.first_byte = None
 
-    def pass_on(self, body: bytes, *, complete: bool) -> bool:
-        """Feed the relay and send what is for the client; whether anything was.
+    def pass_on(self, body: bytes, *, complete: bool) -> bytes:
+        """Feed the relay; what is to be sent to the client now.
 
-        Its `refusal` set means: nothing was sent, and this is what went wrong.
+        Its `refusal` set means: nothing is to be sent, and this is what went wrong.
         """
         relay = self.relay
         assert relay is not None
@@ -75,10 +75,7 @@ class Delivery:
                 self.beginning = body
         if complete and relay.refusal is None:
             out += relay.finish()
-        if not out or relay.refusal is not None:
-            return False
-        self._client.send(out)
-        return True
+        return out if relay.refusal is None else b""
 
     def flowed(self, body: bytes) -> bool:
         """Whether this was one more piece of a stream to a client that keeps up: sent, and done.

@@ -170,13 +170,18 @@ class Exchange(Intake):
         delivery = self.delivery
         if delivery.first_byte is None and self.route is not None and self.route.stores:
             self._note_stored(relay.status, body)
-        if delivery.pass_on(body, complete=complete) and self._state is State.WAITING:
+        out = delivery.pass_on(body, complete=complete)
+        if out and self._state is State.WAITING:
             self._relaying()
         if relay.refusal is not None:
             self._refused(relay.refusal)
-        elif complete or relay.ended:
-            self._finish(relay)
-        elif self.client.out is not None:
+            return
+        if complete or relay.ended:
+            self._finish(relay, out)
+            return
+        if out:
+            self.client.send(out)
+        if self.client.out is not None:
             delivery.slow_down(None if self.attempts is None else self.attempts.up)
         else:
             delivery.check_delivered()
@@ -218,10 +223,10 @@ class Exchange(Intake):
             self._settle(relay.outcome, relay.status, relay.code, self._used(relay))
             self.client.finished(close=True)
         else:
-            self.client.send(out)
-            self._finish(relay)
+            self._finish(relay, out)
 
-    def _finish(self, relay: PlainRelay | StreamRelay) -> None:
+    def _finish(self, relay: PlainRelay | StreamRelay, last: bytes) -> None:
+        """The row is kept before the client can have the last byte: no kill comes in between."""
         self._drop_upstream()
         attempts = self.attempts
         if relay.code == ERROR_EVENT and attempts is not None and attempts.target is not None:
@@ -229,6 +234,8 @@ class Exchange(Intake):
         self._settle(relay.outcome, relay.status, relay.code, self._used(relay))
         in_order = relay.outcome != "partial" or relay.code == "engine_aborted"
         framed = self.request.version == "1.1"
+        if last:
+            self.client.send(last)
         self.client.finished(close=self._closes or not in_order or not framed)
 
     def client_took_some(self) -> None:
