@@ -28,6 +28,12 @@ COUNTERS = {
     "outcomes": ("request_outcomes", "ok, error, client_closed or partial", ["model", "outcome"]),
     "tokens": ("tokens", "tokens in, out and cached", ["model", "direction"]),
     "estimated": ("usage_estimated", "requests whose tokens are partly estimated", ["model"]),
+    "usage_rows": (
+        "usage_rows",
+        "request rows: written, of these unpriced; degraded; unspooled (only in memory); "
+        "damaged on disk; refused by Postgres",
+        ["what"],
+    ),
     "refusals": ("refusals", "requests refused by the router", ["reason"]),
     "admissions": ("admissions", "requests sent: at_once, or queued before", ["model", "how"]),
     "retries": ("upstream_retries", "attempts made again", ["reason"]),
@@ -51,6 +57,9 @@ PER_WORKER = {
     "connections": ("client_connections", "open client connections"),
     "table_age_s": ("route_table_age_seconds", "since routes were read"),
     "usage_waiting": ("usage_rows_waiting", "request rows not yet in Postgres"),
+    "spool_rows": ("usage_spool_rows", "request rows on disk that are not yet in Postgres"),
+    "spool_bytes": ("usage_spool_bytes", "what their files take"),
+    "spool_full": ("usage_spool_full", "1: no room for more of them, new ones are in memory only"),
     "usage_lag_s": ("usage_flush_lag_seconds", "age of the oldest row not yet in Postgres"),
     "keys_age_s": ("auth_age_seconds", "since the keys in memory were equal to Postgres's"),
     "keys": ("keys_known", "client keys in memory"),
