@@ -11,7 +11,7 @@ COLUMNS = (
     "id", "at", "key_id", "model_asked", "model", "replica_id", "endpoint", "status",
     "http_status", "error_code", "stream", "prompt_tokens", "cached_tokens", "completion_tokens",
     "ttft_ms", "total_ms", "attempts", "request_id", "reasoning_tokens", "estimated", "queue_ms",
-    "degraded", "chain", "upstream_id", "tried",
+    "degraded", "org_id", "team_id", "user_id", "upstream_id", "tried",
 )  # fmt: skip
 
 

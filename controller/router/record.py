@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from controller.router.tokens import Tokens
 
 
+NO_SCOPES = (None, None, None)
+
 log = structlog.get_logger(__name__)
 
 
@@ -77,11 +79,11 @@ def _row(
     core: Core, exchange: Exchange, ending: Ending, now: float, first_s: float | None
 ) -> UsageRow:
     """What is unknown is None."""
-    asked, attempts = exchange.asked, exchange.attempts
+    asked, attempts, key = exchange.asked, exchange.attempts, exchange.key
     target = None if attempts is None else attempts.target
     return UsageRow(
         exchange.row_id,
-        None if exchange.key is None else exchange.key.id,
+        None if key is None else key.id,
         None if asked is None else asked.model[:256],
         None if attempts is None else attempts.serving,
         None if target is None else target.pool.id,
@@ -99,7 +101,7 @@ def _row(
         None if attempts is None else attempts.queued_s,
         core.keys.database_time(now),
         False,
-        () if exchange.key is None else exchange.key.chain,
+        NO_SCOPES if key is None else (key.org, key.team, key.user),
         answer_id(exchange.delivery.beginning),
         None if attempts is None else attempts.tried,
     )

@@ -44,7 +44,7 @@ class UsageRow(NamedTuple):
     queue_s: float | None
     at: float | None  # unix seconds of the database's clock; fixed, so a repeat is the same row
     degraded: bool = False  # what was known could not all be kept
-    chain: tuple[int, ...] = ()  # scopes of its key when it began
+    scopes: tuple[int | None, ...] = (None, None, None)  # org, team and user when it began
     upstream_id: str | None = None  # what the engine called its answer
     tried: list[Any] | None = None  # attempts before the last one
 
@@ -62,7 +62,7 @@ class UsageRow(NamedTuple):
             round(self.total_s * 1000, 3), self.attempts, self.request_id.decode(),
             tokens.reasoning, tokens.estimated,
             None if self.queue_s is None else round(self.queue_s * 1000, 3),
-            self.degraded, self.chain or None, self.upstream_id, self.tried,
+            self.degraded, *self.scopes, self.upstream_id, self.tried,
         )  # fmt: skip
 
     def rendered(self) -> bytes | None:

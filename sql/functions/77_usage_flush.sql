@@ -18,13 +18,10 @@ language sql security definer set search_path = llmgw_core, pg_temp as $$
         select row((r->>0)::uuid, to_timestamp((r->>1)::double precision), r->>2, r->>3, r->>4, (r->>5)::bigint, r->>6, r->>7, (r->>8)::int, r->>9,
             (r->>10)::boolean, (r->>11)::bigint, (r->>12)::bigint, (r->>13)::bigint, (r->>14)::double precision, (r->>15)::double precision,
             (r->>16)::int, r->>17, (r->>18)::bigint, (r->>19)::boolean, (r->>20)::double precision,
-            s.org_id, s.team_id, s.user_id, null, null, (r->>21)::boolean, null, r->>23, nullif(r->24, 'null'))::llmgw_core.usage_event
-        from jsonb_array_elements(p_rows) r
-        left join lateral (
-            select max(s.id) filter (where s.kind = 'org') as org_id, max(s.id) filter (where s.kind = 'team') as team_id, max(s.id) filter (where s.kind = 'user') as user_id
-            from llmgw_core.scope s where s.id in (select c::bigint from jsonb_array_elements_text(r->22) c)) s on jsonb_typeof(r->22) = 'array')) w
+            (r->>22)::bigint, (r->>23)::bigint, (r->>24)::bigint, null, null, (r->>21)::boolean, null, r->>25, nullif(r->26, 'null'))::llmgw_core.usage_event
+        from jsonb_array_elements(p_rows) r)) w
 $$;
-comment on function llmgw_core.usage_flush_v3(uuid, jsonb) is 'Request rows of a router as lists of values: those of the table''s columns to queue_ms, then degraded, the ids of the key''s scopes, the id that the engine gave its answer, and attempts before the last. Names would cost the routers more than all else of a row. Returns {"written", "unpriced"}.';
+comment on function llmgw_core.usage_flush_v3(uuid, jsonb) is 'Request rows of a router as lists of values: those of the table''s columns to queue_ms, then degraded, org, team and user of the key, the id that the engine gave its answer, and attempts before the last. Names would cost the routers more than all else of a row. Returns {"written", "unpriced"}.';
 
 create or replace function llmgw_core.usage_flush_v2(p_rows jsonb) returns int
 language sql security definer set search_path = llmgw_core, pg_temp as $$
