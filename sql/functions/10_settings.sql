@@ -49,7 +49,7 @@ begin
     select b.low, b.high into low, high from (values
         ('lease_ttl', 1, 3600), ('poll_busy', 10, 60000), ('poll_idle', 10, 60000), ('syncs_per_second', 1, 1e6),
         ('unreachable_after', 1, 1e9), ('lost_after', 1, 1e9), ('silent_share_max', 0, 1), ('concurrency', 0.01, 1e6), ('depth', 1, 1e6),
-        ('start_deadline', 1, 1e9), ('load_stale', 1, 1e9), ('demand_stale', 1, 1e9),
+        ('budget_lease', 5, 86400), ('slot_lease', 5, 3600), ('start_deadline', 1, 1e9), ('load_stale', 1, 1e9), ('demand_stale', 1, 1e9),
         ('decision_days', 1, 36500), ('event_days', 1, 36500), ('usage_days', 1, 36500), ('usage_minute_days', 1, 36500), ('usage_day_days', 1, 36500),
         ('login_failures', 1, 1e6), ('login_window', 1, 1e6), ('session_ttl', 60, 1e8), ('session_idle', 60, 1e8)) b (name, low, high) where b.name = new.name;
     -- NaN is greater than every number here.

@@ -68,6 +68,7 @@ begin
     perform llmgw_core.keys_keep();
     perform llmgw_core.logins_keep();
     perform llmgw_core.usage_keep();
+    perform llmgw_core.allowances_keep();
     return llmgw_core.partitions_keep_v1(7);
 end $$;
 comment on function llmgw_core.housekeep_v1(bigint) is 'Removes what nobody needs any more and keeps partitions; idempotent, under the housekeeping term.';

@@ -39,7 +39,9 @@ insert into llmgw_core.setting (name, value, unit, why) values
     ('login_failures', 10, 'attempts', 'so many failed logins of one name from one address within login_window, then it waits; five times as many from one address, twenty times of one name'),
     ('login_window', 900, 's', 'after this long failed logins are forgotten'),
     ('session_ttl', 43200, 's', 'a session of the pages ends after this long, used or not'),
-    ('session_idle', 3600, 's', 'a session of the pages that nobody uses ends after this long');
+    ('session_idle', 3600, 's', 'a session of the pages that nobody uses ends after this long'),
+    ('budget_lease', 60, 's', 'what a silent router holds of a budget is free again after this long: time enough to come back and settle what it used'),
+    ('slot_lease', 10, 's', 'the parallel requests of a silent router are free again after this long');
 
 create table llmgw_core.node (
     id text primary key check (id ~ '^[a-z0-9]([a-z0-9._-]{0,62})$'),

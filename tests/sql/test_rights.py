@@ -119,6 +119,7 @@ def test_agents_may_call_their_door_only_and_controllers_never_that(fleet):
 def test_readers_may_call_only_what_views_need(fleet):
     by_reader = {row["name"] for row in functions(fleet) if "llmgw_read" in row["may"]}
     views_need = {"seconds", "present", "imex_fault", "transactions", "snapshot_old_s"}
+    views_need |= {"budget_spent", "budget_frees_at"}
     assert by_reader == views_need
 
 
