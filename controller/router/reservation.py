@@ -1,0 +1,128 @@
+"""What a request may come to at most, and what it came to: tokens and micros. Pure.
+
+The bound of a prompt is the estimate that usage rows would have (`bill.py`), that of an answer
+what the request allows or, where it allows anything, a number of the settings. A request that goes
+beyond is charged whole: a budget is passed by that much at most.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from controller.router.bill import prompt_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from controller.router.allowance import Allowance
+    from controller.router.body import Asked
+    from controller.router.bounds import Bound
+    from controller.router.routes import Route
+    from controller.router.tokens import Tokens
+
+MOST_TOKENS = 10**9
+MOST_COPIES = 10_000
+FREE_ROUTES = frozenset(("tokenize", "detokenize", "messages.count_tokens"))
+"""No model runs for them: they cost nothing, as in `llmgw_core.cost_of`."""
+_LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+class Price(NamedTuple):
+    """Of a model now, in micros per million tokens; None is unpriced, and charged nothing."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+
+
+UNPRICED = Price()
+
+
+class Need(NamedTuple):
+    """What a request takes of one bound, in which minute where that matters."""
+
+    bound: Bound
+    allowance: Allowance
+    amount: int
+
+
+class Reservation:
+    """What one request has reserved, or waits for."""
+
+    __slots__ = ("minutes", "needs", "taken", "wants")
+
+    def __init__(self, needs: list[Need]) -> None:
+        self.needs = needs
+        self.taken = False
+        self.wants: list[Need] = []  # what is lacking, while it waits
+        self.minutes: list[int] = []
+
+    def lacking(self, now: float) -> list[Need]:
+        return [need for need in self.needs if need.allowance.lacks(need.amount, now)]
+
+    def take(self) -> None:
+        """All of it is there."""
+        for need in self.needs:
+            need.allowance.take(need.amount)
+        self.minutes = [need.allowance.minute for need in self.needs]
+        self.taken = True
+
+    def want(self, lacking: list[Need]) -> None:
+        """It waits for these."""
+        self.unwant()
+        self.wants = lacking
+        for need in lacking:
+            need.allowance.need += need.amount
+
+    def unwant(self) -> None:
+        for need in self.wants:
+            need.allowance.need -= need.amount
+        self.wants = []
+
+
+def most_tokens(route: Route, asked: Asked, default: int) -> tuple[int, int]:
+    """Tokens of prompt and answer that a request may come to; `default` for an answer without."""
+    if route.name in FREE_ROUTES:
+        return 0, 0
+    prompt = prompt_tokens(asked.raw) if route.reads else 0
+    if not route.writes:
+        return prompt, 0
+    document = asked.document
+    length = next((n for name in _LENGTHS if (n := _count(document.get(name)))), default)
+    return prompt, min(length * _copies(document), MOST_TOKENS)
+
+
+def _copies(document: Mapping[str, Any]) -> int:
+    """Answers that are made, of which fewer may be sent."""
+    prompts = document.get("prompt")
+    many = isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)
+    each = max(_count(document.get("n")) or 1, _count(document.get("best_of")) or 1)
+    return min(each * (len(prompts) if many else 1), MOST_COPIES)
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens above 0; anything else says nothing (engines refuse it or take it so)."""
+    return min(value, MOST_TOKENS) if type(value) is int and value > 0 else None
+
+
+def cost_of(price: Price, tokens: Tokens) -> int:
+    """Micros, rounded up, by the rules of `llmgw_core.cost_of`; unknown is charged nothing."""
+    prompt, cached = tokens.prompt or 0, min(tokens.cached or 0, tokens.prompt or 0)
+    if price.prompt is None and prompt:
+        return 0
+    if price.completion is None and tokens.completion:
+        return 0
+    full = price.prompt or 0
+    cheap = full if price.cached is None else price.cached
+    parts = (prompt - cached) * full + cached * cheap
+    return -(-(parts + (tokens.completion or 0) * (price.completion or 0)) // 1_000_000)
+
+
+def most_cost(prices: list[Price], prompt: int, completion: int) -> int:
+    """The dearest that any of the models that may answer could be; at least one micro, so that a
+    budget that is spent stops what costs nothing too."""
+    dearest = max(
+        (price.prompt or 0) * prompt + (price.completion or 0) * completion for price in prices
+    )
+    return max(1, math.ceil(dearest / 1_000_000))

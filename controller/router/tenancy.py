@@ -1,0 +1,194 @@
+"""Budgets and limits on a request's way: reserve before it is sent, settle when it is over.
+
+A request whose key has none passes by. What it needs of each bound is taken from what this process
+holds (`allowance.py`); where that is too little it waits until Postgres was asked (`asking.py`),
+not for long and not with too many others.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from controller.router import fallbacks, refusals
+from controller.router.allowance import Kind
+from controller.router.bounds import Bounds
+from controller.router.deadlines import NEVER, Timed
+from controller.router.errors import ApiError
+from controller.router.reservation import (
+    FREE_ROUTES,
+    UNPRICED,
+    Need,
+    Price,
+    Reservation,
+    cost_of,
+    most_cost,
+    most_tokens,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from controller.router.core import Core
+    from controller.router.intake import Intake
+    from controller.router.record import Ending
+
+WAIT_S = 2.0
+"""A request waits so long for what Postgres says of its bounds."""
+MOST_WAITING = 1000
+
+
+class Parked(Timed):
+    """A request that waits for an answer."""
+
+    __slots__ = ("_late", "exchange")
+
+    def __init__(self, exchange: Intake, late: Callable[[Intake], None]) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self._late = late
+
+    def expired(self, now: float) -> None:
+        self._late(self.exchange)
+
+
+class Tenancy:
+    """What all requests of one process share of it."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.bounds = Bounds()
+        self.prices: Mapping[str, Price] = {}
+        self.rows = 0  # usage rows made so far
+        self.answered_at: float | None = None  # monotonic; when Postgres last answered an ask
+        self.away = False  # it did not, the last time
+        self.lacking: Callable[[], None] = lambda: None  # somebody waits: ask now
+        self.heavy: Callable[[], None] = lambda: None  # others may need what is held here: ask soon
+        self._parked: dict[Intake, Parked] = {}
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._parked)
+
+    def enter(self, exchange: Intake, model: str) -> ApiError | bool:
+        """Reserve for a request: True when it may go on; False: it waits, and `reserved` follows."""
+        key = exchange.key
+        bounds = () if key is None else self.bounds.of(key)
+        needs = self._needs(exchange, model, bounds) if bounds else []
+        if not needs:
+            return True
+        exchange.reservation = reservation = Reservation(needs)
+        return self._try(exchange, reservation)
+
+    def _needs(self, exchange: Intake, model: str, bounds: tuple) -> list[Need]:
+        route, asked = exchange.route, exchange.asked
+        assert route is not None
+        assert asked is not None
+        amounts: dict[Kind, int] | None = None
+        needs = []
+        for bound in bounds:
+            if bound.model is not None and bound.model != model:
+                continue
+            if amounts is None:
+                tokens = most_tokens(route, asked, self._core.config.limits.answer_tokens)
+                cost = most_cost(self._prices_of(model), *tokens)
+                amounts = {Kind.REQUESTS: 1, Kind.SLOTS: 1, Kind.TOKENS: sum(tokens), Kind.MONEY: cost}
+            needs.append(Need(bound, self.bounds.allowance(bound), amounts[bound.kind]))
+        return needs
+
+    def _prices_of(self, model: str) -> list[Price]:
+        """Of the model and of those that may answer in its stead."""
+        names = [model, *fallbacks.chain(model, self._core.fleet.names)]
+        return [self.prices.get(name, UNPRICED) for name in names]
+
+    def _try(self, exchange: Intake, reservation: Reservation) -> ApiError | bool:
+        now = time.monotonic()
+        lacking = reservation.lacking(now)
+        if not lacking:
+            reservation.take()
+            return True
+        for need in lacking:
+            if need.allowance.refuses(need.amount, now):
+                return refusals.lacking(need, now)
+        if exchange not in self._parked:
+            if len(self._parked) >= MOST_WAITING:
+                return refusals.unavailable(503)
+            self._parked[exchange] = parked = Parked(exchange, self._late)
+            self._core.deadlines.set(parked, now + WAIT_S)
+        reservation.want(lacking)
+        self.lacking()
+        return False
+
+    def look_again(self) -> None:
+        """Postgres answered: whoever waits goes on, is refused, or waits for another answer."""
+        for exchange in list(self._parked):
+            reservation = exchange.reservation
+            if reservation is None or exchange not in self._parked:
+                continue  # another one's end took it with it
+            verdict = self._try(exchange, reservation)
+            if verdict is not False:
+                self._unpark(exchange, reservation)
+                exchange.reserved(None if verdict is True else verdict)
+
+    def _late(self, exchange: Intake) -> None:
+        """It waited long enough."""
+        reservation = exchange.reservation
+        if reservation is None or exchange not in self._parked:
+            return
+        now = time.monotonic()
+        told = [n for n in reservation.wants if n.allowance.answered_at is not None]
+        self._unpark(exchange, reservation)
+        if told and not self.away:
+            exchange.reserved(refusals.lacking(told[0], now))
+        else:
+            exchange.reserved(refusals.unavailable(self._core.config.without_database))
+
+    def _unpark(self, exchange: Intake, reservation: Reservation) -> None:
+        reservation.unwant()
+        parked = self._parked.pop(exchange, None)
+        if parked is not None:
+            parked.due = NEVER
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def settle(self, exchange: Intake, ending: Ending) -> None:
+        """The one end of a request that had bounds: what it did not use is free again."""
+        reservation = exchange.reservation
+        assert reservation is not None
+        if not reservation.taken:
+            self._unpark(exchange, reservation)
+            return
+        came_to = {Kind.REQUESTS: 1, Kind.SLOTS: 0, Kind.TOKENS: 0, Kind.MONEY: 0}
+        route, tokens, attempts = exchange.route, ending.tokens, exchange.attempts
+        if ending.outcome != "error" and route is not None and route.name not in FREE_ROUTES:
+            came_to[Kind.TOKENS] = (tokens.prompt or 0) + (tokens.completion or 0)
+            if attempts is not None:
+                price = self.prices.get(attempts.serving, UNPRICED)
+                came_to[Kind.MONEY] = cost_of(price, tokens)
+        heavy = False
+        for need, minute in zip(reservation.needs, reservation.minutes, strict=True):
+            need.allowance.settle(need.amount, came_to[need.bound.kind], minute)
+            heavy = heavy or need.allowance.heavy
+        if heavy:
+            self.heavy()
+
+    def headers(self, exchange: Intake) -> tuple[refusals.Header, ...]:
+        """What a client with limits is told of them; nothing to most."""
+        if exchange.reservation is None:
+            return ()
+        return refusals.headers(exchange.reservation, time.monotonic())
+
+    def answered(self) -> None:
+        """Called off the reactor: what is to be done now is done in it."""
+        self._core.reactor.call_soon(partial(self.look_again))
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """For gauges: how old what we know is, and who waits."""
+        age = None if self.answered_at is None else time.monotonic() - self.answered_at
+        return {
+            "bounds": len(self.bounds),
+            "allowances": len(self.bounds.allowances),
+            "allowances_age_s": age,
+            "allowances_waiting": len(self._parked),
+        }
