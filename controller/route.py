@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from controller.router.config import StaticEndpoint
     from sql.pool import Pool
 
-POOL_SIZE = 3
-"""Refresh, report, and keys that are looked up: a router asks the database for little else."""
+POOL_SIZE = 4
+"""Refresh, report, keys that are looked up, and allowances: a router asks for little else."""
 
 log = structlog.get_logger(__name__)
 

@@ -65,8 +65,8 @@ class Allowance:
 
     __slots__ = (
         "ahead", "amount", "anew_at", "answered_at", "asked", "asked_at", "charged", "free", "gone",
-        "id", "kind", "marks", "minute", "need", "pace", "settled", "spare", "taken", "unit", "until",
-        "used", "whole",
+        "id", "kind", "marks", "minute", "need", "pace", "settled", "spare", "taken", "unit",
+        "until", "used", "whole",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, number: int, whole: int) -> None:

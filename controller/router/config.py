@@ -36,6 +36,7 @@ class Limits:
     waiting_bytes: int = 256 * MIB  # their bodies
     queue: int = 1000  # requests that wait for one model whose replicas are full
     queue_bytes: int = 256 * MIB  # bodies of those of all models
+    answer_tokens: int = 2048  # reserved of budgets and limits for an answer without max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +133,5 @@ class RouterConfig:
     retries: Retries = field(default_factory=Retries)
     watching: Watching = field(default_factory=Watching)
     scoring: str = "balanced"  # the profile of requests that name none
+    without_database: int = 503  # status when nobody can say what is left of a budget or limit
     breaker: BreakerRules = field(default_factory=BreakerRules)

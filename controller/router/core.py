@@ -21,6 +21,7 @@ from controller.router.reactor import Reactor
 from controller.router.statics import Statics
 from controller.router.stats import Stats
 from controller.router.stored import Stored, StoredLog
+from controller.router.tenancy import Tenancy
 from controller.router.usage import UsageLog
 from controller.router.waiting import WaitingRoom
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import trio
 
     from controller.router.access_log import AccessLog
+    from controller.router.asking import Asking
     from controller.router.client import ClientConnection
     from controller.router.config import RouterConfig
     from controller.router.errors import ApiError
@@ -64,6 +66,8 @@ class Core:
         self.stored = Stored()
         self.stored_log: StoredLog | None = None  # None: no database
         self.admission = Admission(self)
+        self.tenancy = Tenancy(self)
+        self.asking: Asking | None = None  # None: no database
         self.clients: set[ClientConnection] = set()
         self.exchanges = 0  # requests between their first check and their end
         self.draining = False
@@ -153,6 +157,7 @@ class Core:
             "usage_dropped": self.usage.dropped,
             "usage_lag_s": self.usage.oldest_age_s(self.keys.database_time(0.0)),
             **self.usage.spool_as_json(),
+            **self.tenancy.as_json(),
             "callback_crashes": self.reactor.crashes,
             "waiting": self.waiting.as_json(),
             "queued": self.admission.as_json(),

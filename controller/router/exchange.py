@@ -97,7 +97,8 @@ class Exchange(Intake):
             route.dialect,
             form_of(asked.document) if route.vectors else None,
             orjson.dumps(asked.model) if attempts.renamed else None,
-            explain.headers(attempts) + cors if self.request.explain else cors,
+            (explain.headers(attempts) + cors if self.request.explain else cors)
+            + self._core.tenancy.headers(self),
         )
 
     # -- the answer ------------------------------------------------------------------------------
@@ -283,6 +284,7 @@ class Exchange(Intake):
         self._core.stats.refuse(error.code)
         attempts = self.attempts
         told = explain.headers(attempts) if attempts is not None and self.request.explain else ()
+        told += self._core.tenancy.headers(self)
         self._settle("error", error.status, error.code, UNKNOWN)
         event = self.delivery.refused(error)
         if event is None:
@@ -318,5 +320,8 @@ class Exchange(Intake):
     def _settle(self, outcome: str, http_status: int, code: str | None, tokens: Tokens) -> None:
         self._move(State.SETTLED)
         self._core.exchanges -= 1
-        record(self._core, self, Ending(outcome, http_status, code, tokens))
+        ending = Ending(outcome, http_status, code, tokens)
+        if self.reservation is not None:
+            self._core.tenancy.settle(self, ending)
+        record(self._core, self, ending)
         self.attempts = None  # it points back here: without the cycle no collector is needed

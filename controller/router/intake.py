@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from controller.router.core import Core
     from controller.router.exchange import Exchange
     from controller.router.http1 import Request
+    from controller.router.reservation import Reservation
     from controller.router.stats import ModelStats
 
 
@@ -49,6 +50,7 @@ class Intake(ABC):
     asked: Asked | None = None
     stats: ModelStats | None = None
     attempts: Attempts | None = None
+    reservation: Reservation | None = None
 
     def __init__(self, core: Core, client: ClientConnection, request: Request) -> None:
         self._core = core
@@ -165,10 +167,33 @@ class Intake(ABC):
                 self.refuse(chosen)
                 return
             attempts.allow_fallback(chosen)
-        goes_on_from = previous(asked.document) if route.stores else None
+        reserved = self._core.tenancy.enter(self, model.name)
+        if reserved is False:
+            self._move(State.RESERVING)
+        else:
+            self._reserved(None if reserved is True else reserved)
+
+    def reserved(self, error: ApiError | None) -> None:
+        """What its bounds need came after a wait, or the error for the client."""
+        if self._state is not State.RESERVING:
+            return  # the client left meanwhile
+        try:
+            self._reserved(error)
+        except Exception:
+            self.abandon()
+            raise
+
+    def _reserved(self, error: ApiError | None) -> None:
+        assert self.asked is not None
+        assert self.route is not None
+        if error is not None:
+            self.refuse(error)
+            return
+        goes_on_from = previous(self.asked.document) if self.route.stores else None
         if goes_on_from is None:
+            assert self.attempts is not None
             self._move(State.WAITING)
-            error = attempts.begin()
+            error = self.attempts.begin()
             if error is not None:
                 self.refuse(error)
         else:

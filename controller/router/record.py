@@ -62,6 +62,7 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
         log.exception("a usage row was not built as it should be", row=exchange.row_id)
         row = _least(core, exchange, ending, now)
     if counts:
+        core.tenancy.rows += 1
         core.usage.add(row)
     if told:
         client = exchange.client

@@ -92,6 +92,8 @@ class Refresher:
         now = float(await pool.fetchval(self._queries["route_now"]))
         self._peeked = await pool.fetchval(self._queries["route_peek"])  # before what it is of
         self._core.keys.set_clock(now)
+        if self._core.asking is not None:
+            await self._core.asking.read()  # before the keys that they hold for
         if self._core.key_reader is not None:
             await self._core.key_reader.refresh()
         models = await pool.fetch(self._queries["route_models"])

@@ -96,9 +96,11 @@ def most_tokens(route: Route, asked: Asked, default: int) -> tuple[int, int]:
 def _copies(document: Mapping[str, Any]) -> int:
     """Answers that are made, of which fewer may be sent."""
     prompts = document.get("prompt")
-    many = isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)
+    many = 1
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
+        many = len(prompts)
     each = max(_count(document.get("n")) or 1, _count(document.get("best_of")) or 1)
-    return min(each * (len(prompts) if many else 1), MOST_COPIES)
+    return min(each * many, MOST_COPIES)
 
 
 def _count(value: Any) -> int | None:

@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from controller.router.access_log import AccessLog
+from controller.router.asking import Asking
 from controller.router.client import ClientConnection
 from controller.router.core import Core
 from controller.router.errors import draining
@@ -184,6 +185,8 @@ def _start_reading(
     core.stored_log = StoredLog(core.stored, pool, texts)
     core.key_reader = KeyReader(core, pool, texts)
     core.keys.lazy = True
+    core.asking = Asking(core, pool, texts)
+    nursery.start_soon(supervise, "allowances", core.asking.run)
     nursery.start_soon(supervise, "report", Reporter(core, pool, texts, writer).run)
     nursery.start_soon(supervise, "spool", spooling.run)
     nursery.start_soon(supervise, "spools of dead routers", spooling.settle)
@@ -272,6 +275,8 @@ async def _flush_last(core: Core, writer: UsageWriter) -> None:
     with trio.move_on_after(LAST_FLUSH_S):
         try:
             await writer.flush()
+            if core.asking is not None:
+                await core.asking.leave()  # after the rows: what they cost is no more held
         except Exception as error:
             log.warning("last usage rows were not written", error=repr(error))
     if core.usage.spooled:

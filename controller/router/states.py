@@ -2,6 +2,7 @@
 
 CHECKING   route, key, model: all within one callback
 INFLATING  a compressed body is in a worker thread
+RESERVING  Postgres is asked whether budgets and limits have something left for this request
 LOOKING_UP Postgres is asked who holds the answer that this request goes on from
 WAITING    for a replica or for an engine; the client has seen nothing of an engine's answer, so
            another attempt may follow (a stream may have had our own head and comments)
@@ -19,15 +20,19 @@ class State(IntEnum):
 
     CHECKING = 0
     INFLATING = 1
-    LOOKING_UP = 2
-    WAITING = 3
-    RELAYING = 4
-    SETTLED = 5
+    RESERVING = 2
+    LOOKING_UP = 3
+    WAITING = 4
+    RELAYING = 5
+    SETTLED = 6
 
 
 MOVES = {
-    State.CHECKING: frozenset((State.INFLATING, State.LOOKING_UP, State.WAITING, State.SETTLED)),
-    State.INFLATING: frozenset((State.LOOKING_UP, State.WAITING, State.SETTLED)),
+    State.CHECKING: frozenset(
+        (State.INFLATING, State.RESERVING, State.LOOKING_UP, State.WAITING, State.SETTLED)
+    ),
+    State.INFLATING: frozenset((State.RESERVING, State.LOOKING_UP, State.WAITING, State.SETTLED)),
+    State.RESERVING: frozenset((State.LOOKING_UP, State.WAITING, State.SETTLED)),
     State.LOOKING_UP: frozenset((State.WAITING, State.SETTLED)),
     State.WAITING: frozenset((State.RELAYING, State.SETTLED)),
     State.RELAYING: frozenset((State.SETTLED,)),

@@ -15,7 +15,6 @@ from controller.router import fallbacks, refusals
 from controller.router.allowance import Kind
 from controller.router.bounds import Bounds
 from controller.router.deadlines import NEVER, Timed
-from controller.router.errors import ApiError
 from controller.router.reservation import (
     FREE_ROUTES,
     UNPRICED,
@@ -30,7 +29,9 @@ from controller.router.reservation import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from controller.router.bounds import Bound
     from controller.router.core import Core
+    from controller.router.errors import ApiError
     from controller.router.intake import Intake
     from controller.router.record import Ending
 
@@ -72,7 +73,7 @@ class Tenancy:
         return len(self._parked)
 
     def enter(self, exchange: Intake, model: str) -> ApiError | bool:
-        """Reserve for a request: True when it may go on; False: it waits, and `reserved` follows."""
+        """Reserve for a request: True when it may go on; False: it waits, `reserved` follows."""
         key = exchange.key
         bounds = () if key is None else self.bounds.of(key)
         needs = self._needs(exchange, model, bounds) if bounds else []
@@ -81,7 +82,7 @@ class Tenancy:
         exchange.reservation = reservation = Reservation(needs)
         return self._try(exchange, reservation)
 
-    def _needs(self, exchange: Intake, model: str, bounds: tuple) -> list[Need]:
+    def _needs(self, exchange: Intake, model: str, bounds: tuple[Bound, ...]) -> list[Need]:
         route, asked = exchange.route, exchange.asked
         assert route is not None
         assert asked is not None
@@ -93,7 +94,12 @@ class Tenancy:
             if amounts is None:
                 tokens = most_tokens(route, asked, self._core.config.limits.answer_tokens)
                 cost = most_cost(self._prices_of(model), *tokens)
-                amounts = {Kind.REQUESTS: 1, Kind.SLOTS: 1, Kind.TOKENS: sum(tokens), Kind.MONEY: cost}
+                amounts = {
+                    Kind.REQUESTS: 1,
+                    Kind.SLOTS: 1,
+                    Kind.TOKENS: sum(tokens),
+                    Kind.MONEY: cost,
+                }
             needs.append(Need(bound, self.bounds.allowance(bound), amounts[bound.kind]))
         return needs
 
