@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from controller.router.allowance import Told
+from controller.router.bounds import Bounds
 from controller.router.reservation import Price
 from sql.errors import DatabaseError
 
@@ -48,7 +49,7 @@ class Asking:
         self._pool = pool
         self._queries = queries
         self._call = 0
-        self._mark = "0"  # transactions before this one were read
+        self._mark = 0  # transactions before this one were read
         self._read_at = self._asked_at = -1e9
         self._wake = trio.Event()
         self._urgent = False
@@ -103,9 +104,11 @@ class Asking:
         """Bounds that changed since the last time, and prices. Errors of the database end it."""
         async with self._one_at_a_time:
             self._read_at = time.monotonic()
-            mark = await self._pool.fetchval(self._queries["route_mark"])
-            budgets = await self._pool.fetch(self._queries["route_budgets"], self._mark)
-            limits = await self._pool.fetch(self._queries["route_limits"], self._mark)
+            mark = int(await self._pool.fetchval(self._queries["route_mark"]))
+            if mark < self._mark:  # after a restore transactions count from anew
+                self._mark, self._tenancy.bounds = 0, Bounds()
+            budgets = await self._pool.fetch(self._queries["route_budgets"], str(self._mark))
+            limits = await self._pool.fetch(self._queries["route_limits"], str(self._mark))
             prices = await self._pool.fetch(self._queries["route_prices"])
             self._mark = mark
             self._tenancy.bounds.learn(budgets, limits)

@@ -29,7 +29,8 @@ begin
     ahead := case when p_hurry then 0 else greatest(0, floor((p_left - others - p_hold - p_need) / (4 * greatest(p_routers, 1)))) end;
     -- Nothing is taken that it said it keeps: it uses that while we speak. It brings back what is more than ahead by its next call.
     wanted := p_hold + p_need + greatest(p_keep, least(p_idle, ahead));
-    amount := case when wanted <= mine then wanted else least(wanted, mine + greatest(free, 0)) end;
+    -- Where more is spent than allowed, as after a budget was lowered, only what runs keeps what it has.
+    amount := greatest(least(p_hold + p_keep, mine), least(wanted, mine + free));
     free := p_left - others - amount;
     if amount = 0 and p_hold = 0 then
         delete from llmgw_core.allowance a where a.kind = p_kind and a.object_id = p_object and a.router_id = p_router;

@@ -91,19 +91,21 @@ class Asking:
         self.name = name
 
     def ask(self, *asks: tuple[Any, ...], call: int | None = None) -> list[list[Any]]:
-        """(kind, id, hold, need, idle) each, in the present minute; the answers in their order."""
+        """(kind, id, hold, keep, need, idle) each, in this minute; the answers in their order."""
         self.call += 1
         minute = self.fleet.value("select floor(extract(epoch from clock_timestamp()) / 60)::int")
         full = [[kind, number, minute, *rest] for kind, number, *rest in asks]
         row = self.fleet.controller.execute(
             "select llmgw_core.allowances_v1(%s, %s, %s) as answers",
-            (self.id, call or self.call, Jsonb(full)),
+            (self.id, self.call if call is None else call, Jsonb(full)),
         ).fetchone()
         answers: list[list[Any]] = row["answers"]
         return answers
 
-    def amount(self, kind: str, number: int, hold: int = 0, need: int = 0, idle: int = 0) -> int:
+    def amount(
+        self, kind: str, number: int, hold: int = 0, keep: int = 0, need: int = 0, idle: int = 0
+    ) -> int:
         """What it may hold of one thing."""
-        ((_, _, amount, *_),) = self.ask((kind, number, hold, need, idle))
+        ((_, _, amount, *_),) = self.ask((kind, number, hold, keep, need, idle))
         granted: int = amount
         return granted

@@ -84,7 +84,7 @@ def test_b13_spending_starts_anew_at_local_midnight_exactly(fleet, zone, midnigh
 
 @pytest.mark.parametrize("word", ["daily", "1d", "weekly", "monthly", "Day", "24H", "", "year"])
 def test_b14_other_spellings_are_refused_with_the_right_words(fleet, word):
-    with pytest.raises(psycopg.Error, match="day, week or month .* or 24h, 7d or 30d"):
+    with pytest.raises(psycopg.Error, match=r"day, week or month .* or 24h, 7d or 30d"):
         budget(fleet, key(fleet, "words1"), 100, word)
 
 
@@ -183,7 +183,7 @@ def test_a_budget_sits_on_one_thing_that_is_there(fleet):
         with pytest.raises(psycopg.Error, match="name one of the two"):
             fleet.controller.execute(put, on)
     for on in (("acme/none", None), ("77", None), (None, "absent")):
-        with pytest.raises(psycopg.Error, match="there is no (scope|key)"):
+        with pytest.raises(psycopg.Error, match=r"there is no (scope|key)"):
             fleet.controller.execute(put, on)
     fleet.controller.execute(put, ("acme", None))
     assert fleet.value("select path from llmgw.budgets") == "acme"
