@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 MOST_MARKS = 32
 """Of a router whose rows wait for long; the oldest and newest matter."""
-FRESH_S = 0.25
+FRESH_S = 0.1
 """So long a refusal needs no other question: a flood of requests is no flood of calls."""
 PACE_S, PACE_KEPT = 0.5, 0.9
 """How often the pace is reckoned, and what is left of it each time when less is taken."""
@@ -168,8 +168,13 @@ class Allowance:
         return self.left(now) < n and not self.gone
 
     def refuses(self, n: int, now: float) -> bool:
-        """Whether the database said a moment ago that there is not so much, here or elsewhere."""
-        if self.answered_at is None or now - self.answered_at > FRESH_S:
+        """Whether the database said a moment ago that there is not so much, here or elsewhere.
+
+        Not while it is asked: what was just given back to it may be had again.
+        """
+        if self.asked is not None or self.answered_at is None:
+            return False
+        if now - self.answered_at > FRESH_S:
             return False
         return self.left(now) + max(0, self.spare) + max(0, self.free) < n
 

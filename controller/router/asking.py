@@ -133,9 +133,12 @@ class Asking:
         now, rows = time.monotonic(), self._tenancy.rows
         written = rows - len(self._core.usage)
         self._call += 1
-        asks = [one.ask(now, rows, written, leaving=leaving) for one in some]
+        asks = [list(one.ask(now, rows, written, leaving=leaving)) for one in some]
         answers: list[list[Any]] = await self._pool.fetchval(
-            self._queries["router_allowances"], self._core.router_id, self._call, asks
+            self._queries["router_allowances"],
+            self._core.router_id,
+            self._call,
+            asks,
         )
         got = time.monotonic()
         for one, (_, _, *told) in zip(some, answers, strict=True):

@@ -22,7 +22,8 @@ JOIN = "select llmgw_core.controller_join_v1(%s, 'router', 'h', 1, '0') as numbe
 SUM = """
 select b.micros, w.spent, coalesce(sum(a.amount), 0) as held
 from llmgw_core.budget b
-cross join lateral (select llmgw_core.budget_spent(b.id, b.period, b.zone, clock_timestamp()) spent) w
+cross join lateral (
+    select llmgw_core.budget_spent(b.id, b.period, b.zone, clock_timestamp()) as spent) w
 left join llmgw_core.allowance a on a.kind = 'money' and a.object_id = b.id
 where b.id = %s group by b.micros, w.spent"""
 

@@ -1,0 +1,273 @@
+"""Budgets and limits over several routers: what passes, what is refused and how, what comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from controller.router.config import Timeouts
+from tests.router.tenants import Routers
+from tests.router.wire import Answer, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sql.pool import Pool
+    from tests.conftest import Database
+    from tests.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.slow
+
+TRIES = 3
+MINUTE = "select floor(extract(epoch from clock_timestamp()) / 60)::int"
+
+
+@pytest.fixture
+async def routers(nursery: trio.Nursery, database: Database, pool: Pool) -> AsyncIterator[Routers]:
+    made = Routers(nursery, database, pool)
+    yield made
+    crashes = [router.core.reactor.crashes for router in made.running]
+    made.close()
+    assert not any(crashes)
+
+
+def counts(answers: list[Answer]) -> dict[Any, int]:
+    """How many of each status, or code of a refusal."""
+    found: dict[Any, int] = {}
+    for answer in answers:
+        word = answer.status if answer.status == 200 else answer.code
+        found[word] = found.get(word, 0) + 1
+    return found
+
+
+def billed(prompt: int, completion: int) -> dict[str, Any]:
+    """A chat that comes to these tokens, and whose bound is no more."""
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
+    document = {"object": "chat.completion", "choices": [choice], "usage": usage}
+    # Four bytes are a token; the rest of the body is some more.
+    text = "y" * (4 * prompt)
+    return {
+        "fake": {"body": document},
+        "max_tokens": completion,
+        "messages": [{"role": "user", "content": text}],
+    }
+
+
+async def test_b01_parallel_calls_over_two_routers_stay_within_the_budget(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, "budget")
+    number = routers.budget("budget", 1400)
+    await routers.start(2)
+    engine.default["delay"] = 0.2
+    answers = await routers.burst("budget", 50, **billed(100, 300))
+    assert counts(answers) == {200: 2, "insufficient_quota": 48}
+    assert len(engine.chats()) == 2
+    await until(routers.written)
+    view = "select spent, reserved from llmgw.budgets where id = %s"
+    assert routers.execute(view, number)[0][0] == 800
+    refused = next(a for a in answers if a.status == 429)
+    assert refused.json["error"]["type"] == "insufficient_quota"
+    assert "this month leaves less than this request may cost" in refused.json["error"]["message"]
+    assert int(refused.headers["retry-after"]) >= 1
+    # What was not used of the bounds is back: a request that fits passes on either router.
+    for router in (0, 1):
+        await until_passes(routers, "budget", router, **billed(10, 100))
+
+
+async def test_a_spent_budget_says_so_and_a_raised_one_serves_again(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, "raised", "other1")
+    routers.budget("raised", 7, "24h")
+    await routers.start(2)
+    engine.default["tokens"] = 3
+    chat = {"max_tokens": 3, "messages": []}  # seven and three tokens, of which the bound knows not
+    first = await routers.ask("raised", **chat)
+    assert first.status in {200, 429}
+    routers.budget("raised", 60, "24h")
+    await until(lambda: routers.running[0].core.asking is not None)
+    answers = [await routers.ask("raised", n, **chat) for n in range(12)]
+    assert counts(answers)[200] >= 2
+    assert answers[-1].code == "insufficient_quota"
+    await until(routers.written)
+    assert routers.execute("select spent <= micros + 20 from llmgw.budgets") == [(True,)]
+    routers.budget("raised", 1000, "24h")
+    await until_passes(routers, "raised", **chat)
+    assert (await routers.ask("other1", **chat)).status == 200
+    routers.budget("raised", 5, "24h")
+    await until_refused(routers, "raised", **chat)
+
+
+async def until_passes(routers: Routers, key: str, router: int = 0, **fields: Any) -> Answer:
+    """Ask until one is served, as a client does that obeys Retry-After."""
+    for _ in range(100):
+        answer = await routers.ask(key, router, **fields)
+        if answer.status == 200:
+            return answer
+        await routers.pause()
+    raise AssertionError(f"key {key} is wedged: {answer.body!r}")
+
+
+async def until_refused(routers: Routers, key: str, **fields: Any) -> Answer:
+    for _ in range(100):
+        answer = await routers.ask(key, **fields)
+        if answer.status == 429:
+            return answer
+        await routers.pause()
+    raise AssertionError(f"key {key} is not refused")
+
+
+async def test_b04_limits_hold_for_all_routers_together_and_over_restarts(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, *(f"limit{n}" for n in range(TRIES)))
+    for n in range(TRIES):
+        key = f"limit{n}"
+        routers.limit(key, requests=9, parallel=4)
+        began = routers.execute(MINUTE)
+        await routers.start(3)
+        engine.default["hold"] = True
+        async with trio.open_nursery() as nursery:
+            held: list[Answer] = []
+            nursery.start_soon(collect, routers, key, 12, held)
+            await until(lambda: engine.held() == 4)
+            await until(lambda: len(held) == 8)
+            engine.release(4)
+        assert counts(held) == {200: 4, "rate_limit_exceeded": 8}
+        assert all(a.headers["retry-after"] == "1" for a in held if a.status == 429)
+        engine.default["hold"] = False
+        await routers.stop()
+        await routers.start(3)
+        passed = [await routers.ask(key, router) for router in range(12)]
+        if routers.execute(MINUTE) == began:
+            assert counts([*held, *passed])[200] == 9
+            last = passed[-1]
+            assert (last.code, last.json["error"]["type"]) == ("rate_limit_exceeded", "requests")
+            assert 1 <= int(last.headers["retry-after"]) <= 60
+            assert last.headers["x-ratelimit-remaining-requests"] == "0"
+            return
+        await routers.stop()
+    raise AssertionError("every try ran over the end of a minute")
+
+
+async def collect(routers: Routers, key: str, number: int, into: list[Answer]) -> None:
+    async def one(router: int) -> None:
+        into.append(await routers.ask(key, router))
+
+    async with trio.open_nursery() as nursery:
+        for router in range(number):
+            nursery.start_soon(one, router)
+
+
+async def test_clients_with_limits_are_told_what_is_left(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, "told01", "free01")
+    routers.limit("told01", requests=100, tokens=100_000)
+    routers.limit("told01", model="m", requests=50)
+    await routers.start()
+    for stream in (False, True):
+        answer = await routers.ask("told01", stream=stream, max_tokens=10)
+        told = {n: v for n, v in answer.headers.items() if n.startswith("x-ratelimit")}
+        assert told["x-ratelimit-limit-requests"] == "50"
+        assert 40 <= int(told["x-ratelimit-remaining-requests"]) < 50
+        assert told["x-ratelimit-limit-tokens"] == "100000"
+        assert int(told["x-ratelimit-remaining-tokens"]) < 100_000
+        assert told["x-ratelimit-reset-requests"].endswith("s")
+    free = await routers.ask("free01")
+    assert not [name for name in free.headers if name.startswith("x-ratelimit")]
+
+
+async def test_a_request_that_alone_passes_a_limit_says_what_to_do(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, "large1")
+    routers.limit("large1", tokens=1000)
+    await routers.start()
+    answer = await routers.ask("large1", max_tokens=5000)
+    assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
+    assert "This request alone may take 5" in answer.json["error"]["message"]
+    assert "retry-after" not in answer.headers
+    assert (await routers.ask("large1", max_tokens=500)).status == 200
+
+
+ENDPOINTS = {
+    "/v1/chat/completions": {"messages": []},
+    "/v1/responses": {"input": "x"},
+    "/v1/embeddings": {"input": "x"},
+    "/v1/audio/speech": {"input": "x", "voice": "v"},
+    "/v1/messages": {"messages": []},
+}
+ENDS: dict[str, dict[str, Any]] = {
+    "abort before the first token": {"delay": 30},
+    "abort in the answer": {"tokens": 500, "gap": 0.05, "byte_gap": 0.05},
+    "timeout": {"delay": 30, "patient": True},
+    "502": {"status": 502, "patient": True},
+    "cut": {"die_at": 1, "die": "rst", "patient": True},
+    "refused": {"status": 400, "patient": True},
+}
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_b05_no_way_out_keeps_a_slot(routers: Routers, engine: FakeEngine, path: str) -> None:
+    routers.prepare(engine, "slots1")
+    routers.limit("slots1", parallel=4)
+    times = Timeouts(refresh_s=0.2, flush_s=0.02, headers_s=0.3, first_token_s=0.3, idle_s=0.3)
+    await routers.start(2, timeouts=times)
+    for way, how in ENDS.items():
+        wires = [await routers.open() for _ in range(4)]
+        seen = len(engine.chats())
+        for wire in wires:
+            body = {"model": "m", "stream": way != "502", **ENDPOINTS[path], "fake": how}
+            await wire.post(path, body, key="slots1")
+        await until(lambda seen=seen: len(engine.chats()) >= seen + 4)
+        if not how.get("patient"):
+            for wire in wires:
+                wire.reset()
+        core = routers.running[0].core
+        await until(lambda core=core: not core.exchanges)
+        answer = await routers.ask("slots1")
+        assert answer.status == 200, (way, answer.body)
+        await until_passes(routers, "slots1", 1)
+    assert routers.running[0].core.tenancy.as_json()["allowances_waiting"] == 0
+
+
+async def test_b05_the_slots_of_a_killed_router_come_back(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, "killed")
+    routers.limit("killed", parallel=4)
+    await routers.start(2)
+    for _ in range(4):
+        wire = await routers.open(0)
+        body = {"model": "m", "messages": [], "fake": {"hold": True}}
+        await wire.post("/v1/chat/completions", body, key="killed")
+    await until(lambda: engine.held() == 4)
+    assert (await routers.ask("killed", 1)).code == "rate_limit_exceeded"
+    routers.kill(0)
+    await until_passes(routers, "killed")
+
+
+async def test_with_postgres_away_what_is_held_goes_on_and_then_it_is_said(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, "away01")
+    routers.budget("away01", 1_000_000)
+    routers.execute("update llmgw_core.setting set value = 10 where name = 'budget_lease'")
+    await routers.start(without_database=429)
+    assert (await routers.ask("away01", max_tokens=10)).status == 200
+    core = routers.running[0].core
+    (allowance,) = core.tenancy.bounds.allowances.values()
+    await until(lambda: allowance.left(0.0) >= allowance.unit)
+    routers.pool.away = True
+    await until(lambda: core.tenancy.away)
+    assert (await routers.ask("away01", max_tokens=10)).status == 200
+    allowance.until = 0.0
+    refused = await routers.ask("away01", max_tokens=10)
+    assert (refused.status, refused.code) == (429, "allowance_unavailable")
+    routers.pool.away = False
+    assert (await until_passes(routers, "away01", max_tokens=10)).status == 200
