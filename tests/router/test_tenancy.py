@@ -1,4 +1,4 @@
-"""Budgets and limits over several routers: what passes, what is refused and how, what comes back."""
+"""Budgets and limits over several routers: what passes, what is refused, what comes back."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_b04_limits_hold_for_all_routers_together_and_over_restarts(
             held: list[Answer] = []
             nursery.start_soon(collect, routers, key, 12, held)
             await until(lambda: engine.held() == 4)
-            await until(lambda: len(held) == 8)
+            await until(lambda held=held: len(held) == 8)
             engine.release(4)
         assert counts(held) == {200: 4, "rate_limit_exceeded": 8}
         assert all(a.headers["retry-after"] == "1" for a in held if a.status == 429)
