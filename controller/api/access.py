@@ -51,7 +51,7 @@ class Access:
 
     def actor(self, headers: Headers, scheme: str) -> str:
         """Who asks, for the audit table; ApiError 401 or 403 when they may not."""
-        self._own_site(headers, scheme)
+        self.own_site(headers, scheme)
         named = _ODD.sub("?", unquote(headers.get(ACTOR_HEADER) or ""))[:100].strip()
         if self.loopback:
             return named or UNNAMED
@@ -72,7 +72,8 @@ class Access:
             )
         return found[0]
 
-    def _own_site(self, headers: Headers, scheme: str) -> None:
+    def own_site(self, headers: Headers, scheme: str) -> None:
+        """ApiError 403 for pages of others, and on loopback for names that are not loopback's."""
         host = headers.get("Host") or ""
         origin = headers.get("Origin")
         if origin is not None and origin.lower() != f"{scheme}://{host}".lower():

@@ -188,13 +188,5 @@ class CatalogBody(Catalog):
     )
 
 
-class KeyBody(Strict):
-    """A key for clients."""
-
-    name: str = Field(min_length=1, max_length=200, description="whose or what for")
-    models: list[str] | None = Field(None, min_length=1, description="absent: every model")
-    expires: Seconds | None = Field(None, gt=0, description='from now, as "90d"; absent: never')
-
-
 class Nothing(Strict):
     """A body without fields."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sql import queries
+from controller.api.statements import statements
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -30,10 +30,20 @@ class Call:
     path: Mapping[str, str]
     query: Any
     body: Any
+    verb: str = "GET"
+    source: str | None = None
+    """The address of who asks, for the audit."""
+    session: bytes | None = None
+    """The hash of the session by which they ask."""
 
     async def value(self, name: str, *args: object) -> Any:
-        """The one value that a statement of sql/queries/admin.sql answers."""
-        return await self.pool.fetchval(queries("admin")[name], *args)
+        """The one value that a statement answers; what it changes is noted with the source."""
+        statement = statements()[name]
+        if self.verb == "GET":
+            return await self.pool.fetchval(statement, *args)
+        async with self.pool.transaction() as connection:
+            await connection.fetchval(statements()["source"], self.source)
+            return await connection.fetchval(statement, *args)
 
 
 Handler = Callable[[Call], Awaitable[Any]]

@@ -5,42 +5,105 @@ from __future__ import annotations
 import hashlib
 import secrets
 import string
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from controller.api.errors import ApiError
-from controller.api.paging import Page, page
-from sql.errors import Refused
+from controller.api.paging import Page, PageQuery, page
+from controller.api.scopes import Tags, Where  # noqa: TC001 - pydantic needs them
+from controller.catalog.profile import Strict
+from controller.catalog.units import Seconds  # noqa: TC001 - pydantic needs them
+from sql.errors import NotFound, Refused
 
 if TYPE_CHECKING:
     from controller.api.call import Call
 
 _ID_LETTERS = string.ascii_lowercase + string.digits
+MOST_GRACE_S = 90 * 86400.0
+MOST_LIFE_S = 100 * 366 * 86400.0
+
+
+class KeysQuery(PageQuery):
+    """Which keys."""
+
+    scope: Where | None = Field(None, description="an id or a path: keys in it and below")
+    state: Literal["active", "expired", "revoked"] | None = None
+
+
+class KeyBody(Strict):
+    """A key for clients."""
+
+    name: str = Field(min_length=1, max_length=200, description="whose or what for")
+    models: list[str] | None = Field(None, min_length=1, description="absent: every model")
+    expires: Seconds | None = Field(
+        None, gt=0, le=MOST_LIFE_S, description='from now, as "90d"; absent: never'
+    )
+    scope: Where | None = Field(None, description="an id or a path; absent: in none")
+    ips: list[Annotated[str, Field(max_length=50)]] | None = Field(
+        None, min_length=1, max_length=100, description="networks it may be used from; absent: any"
+    )
+    tags: Tags = Field(default_factory=dict, description="for its usage rows")
+
+
+class RotateBody(Strict):
+    """A new secret."""
+
+    grace: Seconds = Field(
+        3600.0, ge=0, le=MOST_GRACE_S, description="so long the one before is good too; 0: not"
+    )
+
+
+class MoveKeyBody(Strict):
+    """Another scope."""
+
+    scope: Where | None = Field(None, description="an id or a path; absent: in none")
 
 
 async def keys(call: Call) -> Page:
-    """Every key, without anything secret."""
-    return await page(call.pool, call.cursors, "keys", call.query)
+    """Keys, without anything secret."""
+    query = call.query
+    return await page(call.pool, call.cursors, "keys", query, query.scope, query.state)
 
 
 async def create(call: Call) -> Any:
     """A new key ``sk-<id>-<secret>``."""
     number = "".join(secrets.choice(_ID_LETTERS) for _ in range(12))
-    key = f"sk-{number}-{secrets.token_urlsafe(32)}"
-    digest = hashlib.sha256(key.encode()).digest()
+    key, digest = _secret(number)
     body = call.body
+    limits = body.models, body.expires, body.scope, body.ips, body.tags
     try:
-        ends = await call.value(
-            "key_create", call.actor, number, digest, body.name, body.models, body.expires
-        )
-    except Refused as error:  # a model that is not there: the body's fault
+        ends = await call.value("key_create", call.actor, number, digest, body.name, *limits)
+    except (Refused, NotFound) as error:  # a model or scope that is not there: the body's fault
         raise ApiError(400, str(error)) from error
-    more = {"models": body.models, "expires_at": ends}
+    more = {"models": body.models, "expires_at": ends, "scope": body.scope}
     return {"id": number, "name": body.name, "key": key} | {
         field: value for field, value in more.items() if value is not None
     }
+
+
+async def rotate(call: Call) -> Any:
+    """A new secret for the same key."""
+    number = call.path["id"]
+    key, digest = _secret(number)
+    until = await call.value("key_rotate", call.actor, number, digest, call.body.grace)
+    return {"id": number, "key": key, "old_until": until}
+
+
+async def move(call: Call) -> Any:
+    """Into another scope, or out of all."""
+    number, scope = call.path["id"], call.body.scope
+    await call.value("key_move", call.actor, number, scope)
+    return {"id": number} | ({} if scope is None else {"scope": scope})
 
 
 async def revoke(call: Call) -> Any:
     """Refused everywhere within two seconds."""
     await call.value("key_revoke", call.actor, call.path["id"])
     return {"revoked": call.path["id"]}
+
+
+def _secret(number: str) -> tuple[str, bytes]:
+    """What the client gets for the key of this id, and what is kept of it."""
+    key = f"sk-{number}-{secrets.token_urlsafe(32)}"
+    return key, hashlib.sha256(key.encode()).digest()

@@ -28,7 +28,9 @@ async def prices(call: Call) -> Page:
 async def add(call: Call) -> Any:
     """Adds a model, or changes the one of that name that the API declared."""
     catalog = Catalog(models=[call.body])
-    written = await apply(call.pool, catalog, call.actor, origin="api", prune=False)
+    written = await apply(
+        call.pool, catalog, call.actor, origin="api", prune=False, source=call.source
+    )
     (change,) = _changes(written)
     del change["kind"]
     return {"added": change.pop("name"), **change, **_notes(written)}
@@ -56,7 +58,14 @@ async def apply_catalog(call: Call) -> Any:
     body, dry_run = call.body, call.query.dry_run
     catalog = Catalog(pools=body.pools, models=body.models)
     written = await apply(
-        call.pool, catalog, call.actor, origin="file", file=body.file, prune=True, dry_run=dry_run
+        call.pool,
+        catalog,
+        call.actor,
+        origin="file",
+        file=body.file,
+        prune=True,
+        dry_run=dry_run,
+        source=call.source,
     )
     done = {"file": body.file, "dry_run": dry_run, "changes": _changes(written)}
     return done | _notes(written)

@@ -14,8 +14,8 @@ import orjson
 from pydantic import Field
 
 from controller.api.errors import ApiError
+from controller.api.statements import statements
 from controller.catalog.profile import Strict
-from sql import queries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,9 +76,9 @@ class Page(list[Any]):
 
 
 async def page(pool: Pool, cursors: Cursors, name: str, query: PageQuery, *filters: object) -> Page:
-    """One page of the list of this name in sql/queries/admin.sql."""
+    """One page of the list that the statement of this name makes."""
     after = cursors.open(name, filters, query.cursor) if query.cursor else None
-    rows = await pool.fetch(queries("admin")[name], after, query.limit + 1, *filters)
+    rows = await pool.fetch(statements()[name], after, query.limit + 1, *filters)
     found = Page(row["row"] for row in rows[: query.limit])
     if len(rows) > query.limit:
         found.next = cursors.seal(name, filters, rows[query.limit - 1]["key"])

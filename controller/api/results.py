@@ -229,6 +229,22 @@ class NewKey(Answer):
     key: str
     models: list[str] | None = None
     expires_at: str | None = None
+    scope: str | None = None
+
+
+class RotatedKey(Answer):
+    """A new secret of a key. ``key`` is shown this once; the one before is good till old_until."""
+
+    id: str
+    key: str
+    old_until: str
+
+
+class MovedKey(Answer):
+    """A key and where it is now; absent: in no scope."""
+
+    id: str
+    scope: str | None = None
 
 
 class PartAt(Answer):

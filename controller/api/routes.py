@@ -11,7 +11,6 @@ from controller.api import (
     fabrics,
     fit,
     fleet,
-    keys,
     logs,
     models,
     placement,
@@ -24,6 +23,7 @@ from controller.api import device_views as seen
 from controller.api.call import Route
 from controller.api.node_views import NodePage, NodeView
 from controller.api.paging import PageQuery
+from controller.api.tenancy_routes import TENANCY
 from controller.catalog.definition import Model
 
 PREFIX: Final = "/api/v1"
@@ -117,10 +117,7 @@ ROUTES: Final = (
         "What the planner would do on a changed fleet; nothing is done", body=bodies.WhatIfBody,
         deadline_s=what_if.DEADLINE_S,
     ),
-    Route("GET", "/keys", keys.keys, list[views.KeyView], "Clients' keys", PageQuery),
-    Route("POST", "/keys", keys.create, results.NewKey, "Make a key, shown once",
-          body=bodies.KeyBody),
-    Route("DELETE", "/keys/{id}", keys.revoke, results.Revoked, "Revoke a key"),
+    *TENANCY,
     Route("GET", "/weights", fleet.weights, list[views.WeightView],
           "Weights on the nodes' disks", PageQuery),
     Route("GET", "/weights/orphans", weights.orphans, list[views.OrphanView],

@@ -12,12 +12,12 @@ import orjson
 import structlog
 import trio
 from pydantic import BaseModel, ValidationError
-from quart import Response, request
+from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from controller.api import openapi
-from controller.api.access import Access, AdminSettings, access_of
+from controller.api import openapi, users
+from controller.api.access import UNNAMED, Access, AdminSettings, access_of
 from controller.api.bodies import NoQuery
 from controller.api.call import Call, Route
 from controller.api.errors import ApiError, later, no_store, translate
@@ -38,6 +38,8 @@ DROPPED_BYTES = 64 * 1024 * 1024
 """A body over the cap is dropped up to here: a client that still writes reads no answer."""
 BODY_S = 10.0
 SCHEMA_OK = "ok"
+_LOGINS = frozenset({f"{PREFIX}/login"})
+"""Who has no token or session yet may ask for one."""
 _FREE = frozenset({"/healthz", "/readyz"})
 """What load balancers ask, which have no token. Says nothing about the cluster's content."""
 
@@ -88,21 +90,29 @@ class Api:
             return later(f"the database cannot be used by this controller: {schema}")
         return known or error
 
-    def actor(self) -> str:
-        """Who sends the present request; ApiError when they may not."""
-        return self._access.actor(request.headers, request.scheme)
+    async def actor(self) -> str:
+        """Who sends the present request; ApiError when they may not. Raises sql.errors."""
+        session = users.session_of(request.headers.get("Authorization"))
+        if request.path in _LOGINS:
+            self._access.own_site(request.headers, request.scheme)
+            return UNNAMED
+        if session is None or self._context.pool is None:
+            return self._access.actor(request.headers, request.scheme)
+        self._access.own_site(request.headers, request.scheme)
+        return await users.admin_of(self._context.pool, session)
 
     async def answer(self, route: Route, path: dict[str, str]) -> Response:
         """Runs one route within its deadline."""
         with trio.move_on_after(route.deadline_s):
-            actor = self.actor()
             query = _checked_query(route)
             body = await _checked_body(route) if route.body is not None else None
             if any("\0" in value for value in path.values()):
                 raise ApiError(404, "a name with a NUL character names nothing")
             try:
                 pool, cursors = await self._pool_and_cursors()
-                call = Call(pool, cursors, self._maps, actor, path, query, body)
+                session = users.session_of(request.headers.get("Authorization"))
+                asked = request.method, request.remote_addr, session
+                call = Call(pool, cursors, self._maps, g.actor, path, query, body, *asked)
                 found = await route.handler(call)
             except DatabaseError as error:
                 raise self._explained(error) from error
@@ -121,7 +131,7 @@ def make_app(context: Context) -> QuartTrio:
     @app.before_request
     async def allowed() -> None:
         if request.path not in _FREE and request.method != "OPTIONS":
-            api.actor()
+            g.actor = await api.actor()
 
     for route in ROUTES:
         app.add_url_rule(

@@ -180,7 +180,10 @@ class DecisionView(Answer):
 
 
 class KeyView(Answer):
-    """A client's key, without anything secret; models absent: every model."""
+    """A client's key, without anything secret; models absent: every model, ips: from anywhere.
+
+    old_until: so long the secret from before a rotation is good too.
+    """
 
     id: str
     name: str
@@ -190,6 +193,13 @@ class KeyView(Answer):
     expires_at: str | None = None
     revoked_at: str | None = None
     state: str
+    scope_id: int | None = None
+    scope: str | None = None
+    ips: list[str] | None = None
+    tags: dict[str, str]
+    rotated_at: str | None = None
+    old_until: str | None = None
+    used_at: str | None = None
 
 
 class WeightView(Answer):

@@ -51,6 +51,7 @@ async def apply(
     file: str | None = None,
     prune: bool,
     dry_run: bool = False,
+    source: str | None = None,
 ) -> Written:
     """Applies a catalog; with ``prune`` what the same origin and file declared before is removed.
 
@@ -60,6 +61,7 @@ async def apply(
     text = queries("catalog")
     async with pool.transaction(rollback=dry_run) as connection:
         await connection.execute(text["lock"])
+        await connection.execute(text["source"], source)
         written = await _write(connection, catalog, actor, origin, file, prune=prune)
         if origin == "file":
             await connection.execute(text["mark"], actor, file, catalog.digest)

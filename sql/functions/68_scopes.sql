@@ -98,7 +98,7 @@ begin
 end $$;
 comment on function llmgw.scope_create_v1(text, text, text, text, jsonb) is 'A new organisation, team or user, within a parent (id or path) or none; returns its id.';
 
-create or replace function llmgw.scope_move_v1(p_actor text, p_scope text, p_parent text) returns void
+create or replace function llmgw.scope_move_v1(p_actor text, p_scope text, p_parent text) returns bigint
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     number bigint;
@@ -113,10 +113,11 @@ begin
     end;
     perform llmgw_core.audited(p_actor, 'move', 'scope ' || number, jsonb_build_object('from', p_scope, 'to', p_parent));
     perform llmgw_core.notify('keys');
+    return number;
 end $$;
-comment on function llmgw.scope_move_v1(text, text, text) is 'Moves a scope with all below it to another parent (null: to the top). Requests that run are billed where they began.';
+comment on function llmgw.scope_move_v1(text, text, text) is 'Moves a scope with all below it to another parent (null: to the top). Requests that run are billed where they began. Returns its id.';
 
-create or replace function llmgw.scope_rename_v1(p_actor text, p_scope text, p_name text) returns void
+create or replace function llmgw.scope_rename_v1(p_actor text, p_scope text, p_name text) returns bigint
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     number bigint;
@@ -132,8 +133,9 @@ begin
             raise exception 'scope % cannot be called %: a name is 1 to 200 characters without a slash, and no number', p_scope, p_name using errcode = 'LG003';
     end;
     perform llmgw_core.audited(p_actor, 'rename', 'scope ' || number, jsonb_build_object('from', p_scope, 'to', p_name));
+    return number;
 end $$;
-comment on function llmgw.scope_rename_v1(text, text, text) is 'Another name for a scope, in its history too.';
+comment on function llmgw.scope_rename_v1(text, text, text) is 'Another name for a scope, in its history too. Returns its id.';
 
 create or replace function llmgw.scope_delete_v1(p_actor text, p_scope text) returns jsonb
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -156,5 +158,5 @@ begin
 end $$;
 comment on function llmgw.scope_delete_v1(text, text) is 'Deletes a scope and all below it, and revokes their keys; rows and names stay for history. Returns how many scopes and keys.';
 
-grant execute on function llmgw.scope_create_v1(text, text, text, text, jsonb), llmgw.scope_move_v1(text, text, text), llmgw.scope_rename_v1(text, text, text),
+grant execute on function llmgw_core.scope_of(text), llmgw_core.scopes_below(bigint), llmgw.scope_create_v1(text, text, text, text, jsonb), llmgw.scope_move_v1(text, text, text), llmgw.scope_rename_v1(text, text, text),
     llmgw.scope_delete_v1(text, text) to llmgw_controller;

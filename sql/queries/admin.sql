@@ -120,13 +120,6 @@ from llmgw.replicas v
 where ($1::jsonb is null or v.id > ($1::jsonb->>0)::bigint) and ($3::text is null or v.model = $3) and ($4::bigint is null or v.id = $4)
 order by v.id limit $2::int;
 
--- name: keys
--- A page of keys, oldest first; never anything secret.
-select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.created_at, v.id) as key
-from llmgw.keys v
-where $1::jsonb is null or (v.created_at, v.id) > (($1::jsonb->>0)::timestamptz, $1::jsonb->>1)
-order by v.created_at, v.id limit $2::int;
-
 -- name: weights
 -- A page of weights on the nodes' disks.
 select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.node, v.path) as key
@@ -202,14 +195,6 @@ order by v.model, v.profile, coalesce(v.node_class, '') limit $2::int;
 -- name: capacity_put
 -- Keeps a measurement, and answers it.
 select llmgw.capacity_put_v1($1::text, $2::text, $3::jsonb);
-
--- name: key_create
--- Keeps the hash of a new key.
-select to_jsonb(llmgw.key_create_v1($1::text, $2::text, $3::bytea, $4::text, $5::text[], $6::double precision));
-
--- name: key_revoke
--- The key is refused everywhere within two seconds.
-select llmgw.key_revoke_v1($1::text, $2::text);
 
 -- name: log_target
 -- Whether a node can answer for a log: its state, and whether the shard was ever its own.

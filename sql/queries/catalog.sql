@@ -41,3 +41,7 @@ from llmgw_core.replica r left join llmgw_core.model m on m.name = r.model
 left join llmgw_core.profile p on p.model = r.model and p.name = r.profile
 where r.model = any ($1::text[]) and r.state <> 'gone' and (m.name is null or r.fingerprint <> coalesce(p.fingerprint, ''))
 group by r.model, m.name order by r.model;
+
+-- name: source
+-- For the rest of this transaction: the address that the audit notes.
+select set_config('llmgw.source', $1::text, true);

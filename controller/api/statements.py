@@ -1,0 +1,17 @@
+"""The statements of the admin API by name, out of their two files."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from sql import queries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@cache
+def statements() -> Mapping[str, str]:
+    """Those of sql/queries/admin.sql and sql/queries/tenancy.sql."""
+    return {**queries("admin"), **queries("tenancy")}
