@@ -1,4 +1,4 @@
-"""The statements of the admin API by name, out of their two files."""
+"""The statements of the admin API by name, out of their files."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 
 @cache
 def statements() -> Mapping[str, str]:
-    """Those of sql/queries/admin.sql and sql/queries/tenancy.sql."""
-    return {**queries("admin"), **queries("tenancy")}
+    """Those of sql/queries/admin.sql, sql/queries/tenancy.sql and sql/queries/bounds.sql."""
+    return {**queries("admin"), **queries("tenancy"), **queries("bounds")}

@@ -1,10 +1,10 @@
-"""The part of the table in `routes.py` that is about tenants: scopes, keys, users, the audit."""
+"""The part of the table in `routes.py` that is about tenants: scopes, keys, budgets, users."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from controller.api import audit, bodies, keys, results, scopes, users, views
+from controller.api import audit, bodies, budgets, keys, limits, results, scopes, users, views
 from controller.api.call import Route
 from controller.api.paging import PageQuery
 
@@ -27,6 +27,18 @@ TENANCY: Final = (
     Route("POST", "/keys/{id}/move", keys.move, results.MovedKey, "Put a key into a scope",
           body=keys.MoveKeyBody),
     Route("DELETE", "/keys/{id}", keys.revoke, results.Revoked, "Revoke a key"),
+    Route("GET", "/budgets", budgets.budgets, list[budgets.BudgetView],
+          "What scopes and keys may spend, and spent", budgets.BoundsQuery),
+    Route("POST", "/budgets", budgets.put, budgets.BudgetView,
+          "Set what a scope or key may spend in a period", body=budgets.BudgetBody),
+    Route("DELETE", "/budgets/{id}", budgets.remove, budgets.BoundRemoved, "Remove a budget"),
+    Route("GET", "/budget-events", budgets.events, list[budgets.BudgetEvent],
+          "Budgets that passed a threshold, newest first", budgets.EventsQuery),
+    Route("GET", "/limits", limits.limits, list[limits.LimitView],
+          "What scopes and keys may ask for", budgets.BoundsQuery),
+    Route("POST", "/limits", limits.put, limits.LimitView,
+          "Set what a scope or key may ask for", body=limits.LimitBody),
+    Route("DELETE", "/limits/{id}", limits.remove, budgets.BoundRemoved, "Remove a limit"),
     Route("GET", "/users", users.users, list[users.UserView], "Who may log in", PageQuery),
     Route("POST", "/users", users.create, users.UserChanged, "Let somebody log in",
           body=users.UserBody),

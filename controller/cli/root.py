@@ -44,6 +44,8 @@ COMMANDS: Final = {
     "nvlink": "devices:nvlink",
     "logs": "logs:logs",
     "keys": "keys:keys",
+    "budgets": "budgets:budgets",
+    "limits": "limits:limits",
     "engine-check": "engine_check:engine_check",
     "db": "database:db",
     "up": "up:up",

@@ -81,6 +81,13 @@ def spent(fleet: Fleet, number: int, at: str) -> float:
     return found
 
 
+def spent_some(fleet: Fleet) -> None:
+    """A key with a limit and a budget that passed a threshold."""
+    budget(fleet, key(fleet, "spent1"), 10)
+    limit(fleet, "spent1", parallel=1)
+    spend(fleet, used("spent1", 9, fleet.value("select clock_timestamp()::text")))
+
+
 class Asking:
     """One router's side of `allowances_v1`."""
 

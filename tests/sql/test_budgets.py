@@ -186,7 +186,7 @@ def test_a_budget_sits_on_one_thing_that_is_there(fleet):
         with pytest.raises(psycopg.Error, match=r"there is no (scope|key)"):
             fleet.controller.execute(put, on)
     fleet.controller.execute(put, ("acme", None))
-    assert fleet.value("select path from llmgw.budgets") == "acme"
+    assert fleet.value("select scope from llmgw.budgets") == "acme"
 
 
 def test_a_removed_budget_bounds_nothing_and_can_be_set_anew(fleet):
@@ -198,7 +198,8 @@ def test_a_removed_budget_bounds_nothing_and_can_be_set_anew(fleet):
     second = budget(fleet, "gone01", 100)
     assert second != first
     assert fleet.value("select spent from llmgw.budgets") == 0
-    actions = fleet.rows("select action, object from llmgw.events where object ~ 'budget' order by id")
+    told = "select action, object from llmgw.events where object ~ 'budget' order by id"
+    actions = fleet.rows(told)
     assert [(a["action"], a["object"]) for a in actions] == [
         ("set", f"budget {first}"), ("remove", f"budget {first}"), ("set", f"budget {second}"),
     ]  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql.fleet import GIB, HOST, SICK, connected, digest, port
+from tests.sql.spending import spent_some
 from tests.sql.test_fencing import join, take
 from tests.usage_columns import listed
 
@@ -30,9 +31,9 @@ def lived_in(fleet):
         "select llmgw_core.catalog_offer_v1(gen_random_uuid(), 'h', 'me', '/c.toml', 'd', false)"
     )
     fleet.controller.execute("select llmgw.scope_create_v1('me', 'org', 'acme', null, null)")
-    fleet.controller.execute(
-        "select llmgw.user_create_v1('me', 'ada', '$argon2id$x', true, 'acme')"
-    )
+    user = "select llmgw.user_create_v1('me', 'ada', '$argon2id$x', true, 'acme')"
+    fleet.controller.execute(user)
+    spent_some(fleet)
     nodes = [fleet.node(name, gpus=2) for name in ("n1", "n2")]
     replica, _ = fleet.running("m", nodes[0], 0)
     for node in nodes:
