@@ -5,7 +5,7 @@ from __future__ import annotations
 from sql.revision import apply
 
 revision = "0016"
-down_revision = "0012"
+down_revision = "0015"
 
 
 def upgrade() -> None:

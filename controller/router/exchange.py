@@ -142,9 +142,11 @@ class Exchange(Intake):
         if request.explain or request.origin or request.version != "1.1":
             return False
         close = self._closes
-        out = whole(head, body, self.request_id, close=close)
+        extra = () if self.reservation is None else self._core.tenancy.headers(self)
+        out = whole(head, body, self.request_id, close=close, extra=extra)
         if out is None:
             return False
+        self.delivery.beginning = body
         target.pool.answered(200)
         self._settle("ok", 200, None, bill.used_whole(route, asked, body))
         self.client.send(out)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from controller.router import vectors
 from controller.router.bill import plain_tokens
 from controller.router.errors import ApiError, upstream_failed
-from controller.router.relay import Head, Relay, StreamRelay, Wish, head_bytes
+from controller.router.relay import Head, Pairs, Relay, StreamRelay, Wish, head_bytes
 from controller.router.sse import restore_model
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder
 from controller.router.unzip import CODINGS, Unzip
@@ -125,7 +125,9 @@ class UnzippedStream(StreamRelay):
         return out
 
 
-def whole(head: Head, body: bytes, request_id: bytes, *, close: bool) -> bytes | None:
+def whole(
+    head: Head, body: bytes, request_id: bytes, *, close: bool, extra: Pairs = ()
+) -> bytes | None:
     """What the client gets for a good answer that came in one piece with its head.
 
     None when a relay has to look at it. Most plain answers come so, and a relay costs three times
@@ -134,7 +136,8 @@ def whole(head: Head, body: bytes, request_id: bytes, *, close: bool) -> bytes |
     status, _, length, kind, coding = head
     if status != 200 or length is None or coding or b"json" not in kind:
         return None
-    return head_bytes(head, request_id, b"content-length: %d" % length, close=close) + body
+    framing = b"content-length: %d" % length
+    return head_bytes(head, request_id, framing, close=close, extra=extra) + body
 
 
 def _is_json(head: Head) -> bool:
