@@ -129,6 +129,8 @@ class Segment:
         while len(records) < limit:
             at = self._map.find(_MARK, position, self._tail)
             if at < 0:
+                if self._map[expected : self._tail].strip(b"\0"):
+                    self.damaged.add(expected)  # the mark itself: what was never written is zero
                 break
             payload = self._payload(at)
             if payload is None or at != expected:

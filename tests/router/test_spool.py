@@ -181,28 +181,28 @@ def test_kill_9_loses_no_record_that_was_appended(tmp_path: Path) -> None:
     segment.remove()
 
 
-async def test_a_spool_rolls_over_its_files_and_removes_them(
-    nursery: trio.Nursery, tmp_path: Path
-) -> None:
+async def test_a_spool_rolls_over_its_files_and_removes_them(tmp_path: Path) -> None:
     spool = Spool(tmp_path, OWNER, 8 * SIZE, SIZE)
     assert not spool.append(b"too early")
-    nursery.start_soon(spool.run)
-    await until(lambda: spool.size)
-    sent = []
-    for number in range(40):
-        row = b"%d" % number * 5000
-        await until(lambda row=row: spool.append(row))
-        sent.append(row)
-    assert len(spool) == 40
-    assert len(list(tmp_path.glob("*.spool"))) > 3
-    got = []
-    while records := spool.batch(3):
-        assert spool.batch(3) == records
-        spool.acknowledge()
-        got += records
-    assert got == sent
-    assert len(spool) == 0
-    await until(lambda: len(list(tmp_path.glob("*.spool"))) <= 2)
+    async with trio.open_nursery() as inner:
+        inner.start_soon(spool.run)
+        await until(lambda: spool.size)
+        sent = []
+        for number in range(40):
+            row = b"%d" % number * 5000
+            await until(lambda row=row: spool.append(row))
+            sent.append(row)
+        assert len(spool) == 40
+        assert len(list(tmp_path.glob("*.spool"))) > 3
+        got = []
+        while records := spool.batch(3):
+            assert spool.batch(3) == records
+            spool.acknowledge()
+            got += records
+        assert got == sent
+        assert len(spool) == 0
+        await until(lambda: len(list(tmp_path.glob("*.spool"))) <= 2)
+        inner.cancel_scope.cancel()  # what it was making is finished first
     spool.close()
     assert not list(tmp_path.iterdir())
 
