@@ -6,6 +6,7 @@ import re
 
 SEARCHED_BYTES = 512
 LONGEST = 128
+_USUAL = b'{"id":"'
 _ID = re.compile(rb'"id"\s*:\s*"([^"]{0,128})')
 
 
@@ -14,8 +15,12 @@ def answer_id(beginning: bytes) -> str | None:
 
     None when there is none, or an empty one. What is not printable becomes a question mark.
     """
-    found = _ID.search(beginning, 0, SEARCHED_BYTES)
-    if found is None or not found[1]:
+    if beginning[: len(_USUAL)] == _USUAL:
+        told = beginning[len(_USUAL) : len(_USUAL) + LONGEST].partition(b'"')[0]
+    else:
+        found = _ID.search(beginning, 0, SEARCHED_BYTES)
+        told = b"" if found is None else found[1]
+    if not told:
         return None
-    text = found[1].decode("ascii", "replace")
+    text = told.decode("ascii", "replace")
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -53,16 +53,16 @@ class UsageRow(NamedTuple):
 
         Values without names: a dictionary costs six times as much.
         """
-        tokens = self.tokens
+        (  # by name, one by one, it would take twice as long
+            number, key, asked, model, replica, endpoint, status, http_status, stream,
+            (prompt, completion, cached, reasoning, estimated), ttft_s, total_s, attempts, code,
+            request_id, _, queue_s, at, degraded, scopes, upstream_id, tried,
+        ) = self  # fmt: skip
         return (
-            f"{self.id:032x}", self.at, self.key_id, self.model_asked, self.model, self.replica_id,
-            self.endpoint, self.status, self.http_status, self.error_code, self.stream,
-            tokens.prompt, tokens.cached, tokens.completion,
-            None if self.ttft_s is None else round(self.ttft_s * 1000, 3),
-            round(self.total_s * 1000, 3), self.attempts, self.request_id.decode(),
-            tokens.reasoning, tokens.estimated,
-            None if self.queue_s is None else round(self.queue_s * 1000, 3),
-            self.degraded, *self.scopes, self.upstream_id, self.tried,
+            f"{number:032x}", at, key, asked, model, replica, endpoint, status, http_status, code,
+            stream, prompt, cached, completion, _ms(ttft_s), _ms(total_s), attempts,
+            request_id.decode(), reasoning, estimated, _ms(queue_s), degraded, *scopes,
+            upstream_id, tried,
         )  # fmt: skip
 
     def rendered(self) -> bytes | None:
@@ -78,6 +78,11 @@ class UsageRow(NamedTuple):
         values = {name: _clean(value) for name, value in self._asdict().items()}
         tokens = type(self.tokens)(*map(_clean, self.tokens))
         return UsageRow(**{**values, "id": self.id, "tokens": tokens, "degraded": True})
+
+
+def _ms(seconds: float | None) -> float | None:
+    """In milliseconds, to the microsecond."""
+    return seconds and int(seconds * 1e6 + 0.5) / 1000
 
 
 def _clean(value: Any) -> Any:
