@@ -30,6 +30,8 @@ class Gpu:
 
     uuid: str
     index: int | None
+    share: float | None = None
+    """The part of its memory that the shard may take, of 1; None: all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,4 +241,10 @@ class _Fields:
         for item in listed:
             if not isinstance(item, dict) or not isinstance(item.get("uuid"), str):
                 raise self._bad("gpus", "a list of cards with UUIDs")
-        return tuple(Gpu(item["uuid"], item.get("index")) for item in listed)
+            if not _is_share(item.get("share")):
+                raise self._bad("gpus", "a list of cards with shares above 0 and up to 1")
+        return tuple(Gpu(item["uuid"], item.get("index"), item.get("share")) for item in listed)
+
+
+def _is_share(value: object) -> bool:
+    return value is None or (type(value) in (int, float) and 0 < float(str(value)) <= 1)

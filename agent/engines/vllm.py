@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TENSOR = ("--tensor-parallel-size", "-tp")
 PIPELINE = ("--pipeline-parallel-size", "-pp")
 DATA = ("--data-parallel-size", "-dp")
+MEMORY = "--gpu-memory-utilization"
 
 
 class Vllm:
@@ -45,6 +46,10 @@ class Vllm:
             env |= {"VLLM_HOST_IP": a.host, **environment(a, gang)}
         elif not has_option(a.args, *TENSOR) and (width := self._width(a)) > 1:
             argv += [TENSOR[0], str(width)]
+        shares = [gpu.share for gpu in a.gpus if gpu.share is not None]
+        if shares and not has_option(a.args, MEMORY):
+            # By itself it takes nine tenths of a card, whoever else has a claim there.
+            argv += [MEMORY, f"{min(shares):g}"]
         return Launch((*argv, *a.args), env)
 
     @staticmethod

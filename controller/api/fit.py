@@ -139,7 +139,7 @@ def _cards(
 def _profile(
     row: Mapping[str, Any], facts: Mapping[str, Any] | None, cards: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    how = {name: row[name] for name in ("engine", "args", "env", "gpus", "shards")}
+    how = {name: row[name] for name in ("engine", "env", "gpus", "shards")}
     return {
         "profile": row["name"],
         "engine": row["engine"],
@@ -147,10 +147,22 @@ def _profile(
         "shards": row["shards"],
         "gpu_memory_mib": row["gpu_memory_mib"],
         "cases": [
-            _case(card, _believed(estimate(facts, **how, card_mib=card["mib"]), row), row)
+            _case(
+                card,
+                _believed(estimate(facts, **how, args=_args(row, card), card_mib=card["mib"]), row),
+                row,
+            )
             for card in cards
         ],
     }
+
+
+def _args(row: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
+    """The profile's arguments, with the part of a shared card that the agent tells vLLM."""
+    args = [str(word) for word in row["args"] or ()]
+    if not row["share"] or row["engine"] != "vllm" or card["mib"] is None:
+        return args
+    return [f"--gpu-memory-utilization={row['gpu_memory_mib'] / card['mib']:.3f}", *args]
 
 
 def _believed(found: Estimate, row: Mapping[str, Any]) -> Estimate:

@@ -41,6 +41,17 @@ SPLITS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }
 """Engine -> names of the options for cards of one tensor and for stages of a pipeline."""
 
+SHARE: Final = "--mem-fraction-static"
+
+
+def greedy(engine: str, args: Sequence[str]) -> str | None:
+    """Why an engine would not keep to its claim of a shared card. The agent tells vLLM its part."""
+    if engine != "sglang" or Options(args, {}).text(SHARE) is not None:
+        return None
+    return (
+        f"share with sglang needs {SHARE} in args: else it takes nearly all that the card has free"
+    )
+
 
 def fault(engine: str, args: Sequence[str], gpus: int, shards: int) -> str | None:
     """Why an engine with these arguments on ``gpus`` cards of each of ``shards`` nodes would fail.

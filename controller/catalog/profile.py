@@ -100,7 +100,9 @@ class Profile(Strict):
     gpu_class: str | None = Field(None, min_length=1)
     gpus: int = Field(0, ge=0, le=MOST_GPUS, description="cards per shard")
     gpu_memory: Mebibytes | None = Field(None, description="per card; with share, what is claimed")
-    share: bool = Field(False, description="several replicas may share a card")
+    share: bool = Field(
+        False, description="several replicas may share a card; vllm is told its part of it"
+    )
     cpus: float | None = Field(None, gt=0, le=10_000)
     memory: Mebibytes | None = Field(None, description="host memory")
     arch: str | None = None
@@ -190,6 +192,8 @@ class Profile(Strict):
             )
         if self.share and self.gpu_memory is None:
             raise ValueError("share needs gpu_memory: how much of the card a replica claims")
+        if self.share and (why := arguments.greedy(self.engine, self.args)) is not None:
+            raise ValueError(why)
         return self
 
     @model_validator(mode="after")

@@ -120,7 +120,9 @@ language sql stable security definer set search_path = llmgw_core, pg_temp as $$
     select coalesce(jsonb_agg(s.spec || jsonb_build_object(
             'shard', s.id, 'replica', s.replica_id, 'model', r.model, 'profile', r.profile, 'rank', s.rank,
             'desired', s.desired, 'port', s.port, 'host', n.mgmt_addr, 'cpus', s.cpus, 'memory_mib', s.memory_mib,
-            'gpus', (select coalesce(jsonb_agg(jsonb_build_object('uuid', g.uuid, 'index', g.index) order by g.index), '[]')
+            -- An engine takes most of a card by itself: it must be told which part its claim is, rounded down.
+            'gpus', (select coalesce(jsonb_agg(jsonb_build_object('uuid', g.uuid, 'index', g.index) || jsonb_strip_nulls(jsonb_build_object(
+                         'share', case when c.memory_mib <= g.memory_mib then greatest(trunc(c.memory_mib::numeric / g.memory_mib, 3), 0.001) end)) order by g.index), '[]')
                      from llmgw_core.gpu_claim c join llmgw_core.gpu g on g.node_id = c.node_id and g.uuid = c.gpu_uuid
                      where c.shard_id = s.id)) order by s.id), '[]')
     from llmgw_core.shard s

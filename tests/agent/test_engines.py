@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.assignment import Assignment, Gpu
+from agent.assignment import Assignment, BadAssignment, Gpu, parse
 from agent.engines import CannotLaunch, Place, devices, engine_of, hint
 from agent.engines.launch import has_option, option
 from agent.engines.llamacpp import gguf_file
@@ -69,6 +69,31 @@ def test_a_profile_may_set_its_own_parallelism_and_key(tmp_path: Path) -> None:
     assert launch.argv.count("--tensor-parallel-size") == 0
     assert engine.check(a).bearer == "k"
     assert engine.check(replace(BASE, env={"VLLM_API_KEY": "e"})).bearer == "e"
+
+
+@pytest.mark.parametrize(("args", "shares", "said"), [
+    ((), (None, None), []), ((), (0.25, 0.125), ["0.125"]), ((), (1, None), ["1"]),
+    (("--gpu_memory_utilization=0.3",), (0.25, 0.25), []),
+])  # fmt: skip
+def test_D28_vllm_takes_no_more_of_a_shared_card_than_its_claim(
+    args: tuple[str, ...], shares: tuple[float | None, ...], said: list[str], tmp_path: Path
+) -> None:
+    program(tmp_path, "vllm")
+    cards = tuple(replace(g, share=s) for g, s in zip(GPUS, shares, strict=True))
+    a = replace(BASE, gpus=cards, args=args)
+    argv = engine_of("vllm").launch(a, Place(Path("/w"), search_path=str(tmp_path))).argv
+    given = [argv[n + 1] for n, word in enumerate(argv) if word == "--gpu-memory-utilization"]
+    assert given == said
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5, "half", True, [0.5]])
+def test_a_share_that_makes_no_sense_is_told(share: object) -> None:
+    document = {"shard": 1, "replica": 2, "model": "m", "desired": "running", "engine": "vllm"}
+    document |= {"port": 20001, "gpus": [{"uuid": "GPU-a", "index": 0, "share": share}]}
+    with pytest.raises(BadAssignment, match="not a list of cards with shares above 0"):
+        parse(document, "h")
+    document["gpus"] = [{"uuid": "GPU-a", "index": 0, "share": 0.5}]
+    assert parse(document, "h").gpus == (Gpu("GPU-a", 0, 0.5),)
 
 
 def test_options_are_read_as_engines_read_them() -> None:

@@ -41,6 +41,10 @@ def with_profile(**more):
             {"engine": "sglang", "gpus": 4, "shards": 2, "args": ["--tp=8", "--pp-size", "2"]},
             "args want 8 x 2 cards (--tp-size, --pp-size) and the profile has 4 on each of 2 nodes",
         ),
+        (
+            {"engine": "sglang", "gpus": 1, "gpu_memory": "20GiB", "share": True},
+            "share with sglang needs --mem-fraction-static in args",
+        ),
         ({"gpus": True}, "gpus: must be a number, not true"),
         ({"cpus": True}, "cpus: must be a number, not true"),
         ({"engine": "vllm", "gpus": 1, "driver_min": "new"}, "driver_min: must match pattern"),
@@ -82,6 +86,13 @@ def test_fields_of_truth_take_truth_values():
 )
 def test_what_the_engine_may_judge_is_let_through(engine, args, gpus, shards):
     assert fault(engine, args, gpus, shards) is None
+
+
+def test_a_shared_card_is_kept_to_by_whoever_can_be_told():
+    told = {"engine": "sglang", "args": ["--mem-fraction-static=0.3"]}
+    for more in (told, {"engine": "vllm"}, {"engine": "llamacpp"}):
+        shared = with_profile(gpus=1, gpu_memory="20GiB", share=True, **more)
+        assert parse(shared, "c").models[0].profiles[0].share
 
 
 @pytest.mark.parametrize("engine", sorted(OURS))

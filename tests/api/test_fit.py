@@ -131,3 +131,14 @@ async def test_its_own_memory_is_judged_without_facts_too(fleet, api):
     await api.good("POST", "/models", BIG | {"profiles": [profile]})
     (case,) = (await api.good("GET", "/fit?model=big"))["profiles"][0]["cases"]
     assert (case["fits"], case["lines"]) == (False, [])
+
+
+async def test_a_shared_card_is_judged_by_the_part_that_is_claimed(fleet, api, database):
+    report(database, facts=json.dumps(m.LLAMA_8B_FACTS))
+    profile = {"name": "p", "engine": "vllm", "gpus": 1, "gpu_class": "H100", "share": True}
+    profile |= {"gpu_memory": "40GiB", "args": ["--max-model-len", "8192"]}
+    await api.good("POST", "/models", BIG | {"profiles": [profile]})
+    (case,) = (await api.good("GET", "/fit?model=big"))["profiles"][0]["cases"]
+    held = sum(line["mib"] for line in case["lines"] if line["name"] != "cache")
+    # What is left of 40 GiB, not of nine tenths of the card.
+    assert case["tokens"] == pytest.approx((40 * 1024 - held) * 8, rel=0.01)

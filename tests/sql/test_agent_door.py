@@ -148,6 +148,19 @@ def test_assignments_come_only_when_the_agent_is_behind(fleet):
     assert fleet.sync(node, have_gen=gen + 99)["assignments"] == answer["assignments"]
 
 
+def test_D28_a_shard_is_told_which_part_of_a_shared_card_is_its(fleet):
+    fleet.model("m", {}, description="x")
+    node = fleet.node("n1", gpus=2)
+    for claim in (27_307, 1, 54_612):
+        part = fleet.part(node, 0, gpu_memory_mib=claim)
+        assert fleet.commit(fleet.place(fleet.replica("m"), part)) == ["ok"]
+    assert fleet.value("select memory_mib from llmgw_core.gpu where index = 0") == 81_920
+    assert fleet.commit(fleet.place(fleet.replica("m"), fleet.part(node, 1))) == ["ok"]
+    told = [a["gpus"] for a in fleet.sync(node, have_gen=None)["assignments"]]
+    # Rounded down, so that together they never take more than the card has.
+    assert [cards[0].get("share") for cards in told] == [0.333, 0.001, 0.666, None]
+
+
 def test_shards_that_are_over_leave_the_list(fleet):
     fleet.model("m")
     node = fleet.node("n1")
