@@ -7,6 +7,7 @@ other ranks work for it. Called by the engines; looks at the node's interfaces a
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import TYPE_CHECKING
 
 import psutil
@@ -38,6 +39,27 @@ def without_door(a: Assignment) -> Check | None:
     return Check(a.host, a.port, None, lives_s=SETTLED_S) if a.rank > 0 else None
 
 
+def own_address(host: str) -> str:
+    """The node's own IP address behind its management address, which may be a name.
+
+    Engines bind to it and look its interface up, and for that they want no name. A name that is
+    unknown stays as it is. Blocks: name service may be slow.
+    """
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return host
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+    except (OSError, UnicodeError):
+        return host
+    # Many distributions give the host's own name an address of the loopback too.
+    ours = (a for a in found if not _is_loopback(a) and interface_of(a) is not None)
+    return next(ours, host)
+
+
 def interface_of(address: str) -> str | None:
     """The network interface that has this address; None when none has."""
     loopback = _is_loopback(address)
@@ -59,7 +81,7 @@ def _is_loopback(address: str) -> bool:
 def environment(a: Assignment, gang: Gang) -> dict[str, str]:
     """What NCCL and Gloo must know: the way between the nodes, and nothing but it."""
     found: dict[str, str] = {}
-    interface = interface_of(a.host)
+    interface = interface_of(own_address(a.host))
     if interface is not None:
         # NCCL takes names as beginnings unless told otherwise: eth1 would match eth10.
         found |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}

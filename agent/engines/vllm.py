@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.assignment import NVLINK
-from agent.engines.gang import environment, gang_of, parallelism, without_door
+from agent.engines.gang import environment, gang_of, own_address, parallelism, without_door
 from agent.engines.launch import (
     CannotLaunch,
     Launch,
@@ -43,7 +43,7 @@ class Vllm:
         argv += ["--host", a.host, "--port", str(a.port)] if a.rank == 0 else ["--headless"]
         if gang is not None:
             argv += self._of_gang(a, gang)
-            env |= {"VLLM_HOST_IP": a.host, **environment(a, gang)}
+            env |= {"VLLM_HOST_IP": own_address(a.host), **environment(a, gang)}
         elif not has_option(a.args, *TENSOR) and (width := self._width(a)) > 1:
             argv += [TENSOR[0], str(width)]
         shares = [gpu.share for gpu in a.gpus if gpu.share is not None]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import trio
 
 from agent import procfs
 from agent.assignment import Assignment, BadAssignment, Gang, Gpu, parse
 from agent.engines import CannotLaunch, Place, engine_of
-from agent.engines.gang import interface_of
+from agent.engines.gang import interface_of, own_address
 from agent.process import Mark, end_tree, spawn
 from agent.readiness import not_ready_because
 from tests.agent.conftest import until
@@ -113,6 +116,37 @@ def test_the_interface_is_the_one_with_our_address(tmp_path: Path) -> None:
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == (f"={lo}", lo)
     _, env = launched(assigned(host="192.0.2.77"), tmp_path)
     assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} & env.keys()
+
+
+@pytest.mark.parametrize(
+    ("resolved", "address", "interface"),
+    [
+        (["127.0.1.1", "192.0.2.9", "10.9.8.7"], "10.9.8.7", "eth7"),
+        (["127.0.1.1"], "gpu-7.lan", None),  # as many distributions write it into /etc/hosts
+        ([], "gpu-7.lan", None),
+    ],
+)
+def test_a_management_address_may_be_a_name(
+    resolved: list[str],
+    address: str,
+    interface: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(host: str, _: object) -> list[Any]:
+        assert host == "gpu-7.lan"
+        if not resolved:
+            raise socket.gaierror("unknown")
+        return [(socket.AF_INET, 1, 6, "", (one, 0)) for one in resolved]
+
+    cards = {"lo": ["127.0.0.1"], "eth7": ["10.9.8.7"]}
+    known = {name: [SimpleNamespace(address=a) for a in has] for name, has in cards.items()}
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: known)
+    _, env = launched(assigned(host="gpu-7.lan"), tmp_path)
+    assert env["VLLM_HOST_IP"] == address, "vLLM binds to it, which it cannot to a name"
+    assert env.get("GLOO_SOCKET_IFNAME") == interface
+    assert own_address("fd00::1") == "fd00::1"
 
 
 @pytest.mark.parametrize(
