@@ -76,6 +76,17 @@ begin
 end $$;
 comment on function agent.report_disks(text, jsonb) is 'Replaces the filesystems of the calling node.';
 
+create or replace function llmgw_core.file_path(p_source text) returns text
+language sql immutable as $$ select case when p_source like 'file:%' then regexp_replace(p_source, '^file:(//[^/]*)?', '') end $$;
+comment on function llmgw_core.file_path(text) is 'The path in a source such as file:/models/x or file:///models/x; null for others.';
+
+create or replace function llmgw_core.file_source(p_path text) returns text
+language sql stable security definer set search_path = llmgw_core, pg_temp as $$
+    -- A filer's folder is found by a scan, without the name that a model gives it.
+    select min(m.source) from llmgw_core.model m where m.source like 'file:%' and llmgw_core.file_path(m.source) = p_path
+$$;
+comment on function llmgw_core.file_source(text) is 'The source of the model that names this path; null when none does.';
+
 create or replace function agent.report_weights(p_token text, p_weights jsonb) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
@@ -83,7 +94,7 @@ declare
 begin
     delete from llmgw_core.weight where node_id = me;
     insert into llmgw_core.weight (node_id, source, path, bytes, complete, name, revision, format, reason, shared, filer, facts, managed, filer_path, shared_bytes)
-        select distinct on (3) me, e->>'source', e->>'path', (e->>'bytes')::bigint, coalesce((e->>'complete')::boolean, false),
+        select distinct on (3) me, coalesce(e->>'source', llmgw_core.file_source(e->>'path')), e->>'path', (e->>'bytes')::bigint, coalesce((e->>'complete')::boolean, false),
             left(e->>'name', 300), left(e->>'revision', 100), left(e->>'format', 40), left(e->>'reason', 500),
             coalesce((e->>'shared')::boolean, false), left(e->>'filer', 500), llmgw_core.object_of(e->'facts', 16384),
             -- Agents of version 0.1 list their own downloads only.

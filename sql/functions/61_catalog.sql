@@ -136,6 +136,9 @@ begin
             return next;
         end loop;
     end if;
+    -- What lies under a path that a model names now is its weights already, not only after the node's next report.
+    update llmgw_core.weight w set source = m.source from llmgw_core.model m
+        where w.source is null and m.source like 'file:%' and w.path = llmgw_core.file_path(m.source);
     set constraints all immediate;  -- a fallback that names nothing is refused here, not at COMMIT
     if news then
         perform nextval('llmgw_core.change');
