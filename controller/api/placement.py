@@ -54,10 +54,9 @@ async def explain(call: Call) -> Any:
     """The latest attempt to place a model."""
     found = await call.value("explain_placement", call.query.model)
     if found is None:
-        raise ApiError(
-            404,
-            f"there is no model {call.query.model} in the catalog: llmgwctl models lists them",
-        )
+        owner = await call.pool.fetchval(queries("placement")["alias_of"], call.query.model)
+        next_ = f"it is an alias of model {owner}" if owner else "llmgwctl models lists them"
+        raise ApiError(404, f"there is no model {call.query.model} in the catalog: {next_}")
     if call.query.scores:
         found["scores"] = [*await _chosen(call), *await scores.now(call.pool, call.query.model)]
     return found

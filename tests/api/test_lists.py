@@ -100,6 +100,8 @@ async def test_one_that_is_not_there(full):
     assert "no replica id" in await full.bad(400, "GET", "/replicas/abc")
     assert "no replica id" in await full.bad(400, "GET", f"/replicas/{2**63}")
     assert "no model nope" in await full.bad(404, "GET", "/explain-placement?model=nope")
+    alias = await full.bad(404, "GET", "/explain-placement?model=small")
+    assert "no model small in the catalog: it is an alias of model tiny" in alias
     assert "'model' is missing" in await full.bad(400, "GET", "/explain-placement")
 
 
