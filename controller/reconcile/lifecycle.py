@@ -45,6 +45,8 @@ class Around:
     """Replicas that may have to move. All others are ready, whole, and on nodes that stay."""
     start_deadlines: Mapping[tuple[str, str | None], float]
     """(model, profile) -> seconds, where the profile sets its own."""
+    profiles: frozenset[tuple[str, str | None, str | None]] = frozenset()
+    """(model, profile, fingerprint) as the catalog has them now."""
     hungry: frozenset[str] = frozenset()
     """Models with a replica that has no place yet."""
 
@@ -64,13 +66,17 @@ def survey(snapshot: Snapshot, now: float, seed: int) -> tuple[Around, tuple[str
     nodes = {node.id: node for node in snapshot.nodes}
     lost, notes = lost_nodes(snapshot, nodes)
     deadlines: dict[tuple[str, str | None], float] = {}
+    profiles = frozenset(
+        (m.name, p.name, p.fingerprint) for m in snapshot.models for p in m.profiles
+    )
     for model in snapshot.models:
         for profile in model.profiles:
             if profile.start_deadline_s is not None:
                 deadlines[model.name, profile.name] = profile.start_deadline_s
     restless = _restless(snapshot, nodes, lost)
     hungry = frozenset(r.model for r in restless if r.state == "pending")
-    return Around(now, seed, snapshot.settings, nodes, lost, restless, deadlines, hungry), notes
+    known, settings = frozenset(profiles), snapshot.settings
+    return Around(now, seed, settings, nodes, lost, restless, deadlines, known, hungry), notes
 
 
 def _restless(
@@ -167,7 +173,14 @@ def step(replica: Replica, around: Around) -> Move | None:
 
 
 def retry(replica: Replica, around: Around) -> Move | None:
-    """A failed replica that is still wanted goes back to the queue when its backoff has passed."""
+    """A failed replica that is still wanted goes back to the queue when its backoff has passed.
+
+    At once when its profile was edited meanwhile: what failed is not what will be started.
+    """
+    launched = (replica.model, replica.profile, replica.fingerprint)
+    if replica.fingerprint is not None and launched not in around.profiles:
+        again = move(replica, "pending", "its profile was edited since it failed")
+        return replace(again, restarts=0)
     if replica.backoff_until is not None and around.now < replica.backoff_until:
         return None
     if not replica.restarts:  # its node was lost, or its agent ended

@@ -35,11 +35,11 @@ select jsonb_build_object(
     'pool', (select coalesce(jsonb_object_agg(p.name, jsonb_build_object('labels', p.labels)), '{}') from llmgw_core.pool p where p.name = any ($2::text[])));
 
 -- name: replicas
--- Replicas of these models that are to go, or run an older profile.
+-- Replicas of these models that are to go, or run an older profile; one that failed or waits starts with the new one.
 select r.model, m.name is null as removed, string_agg(r.id::text, ', ' order by r.id) as ids
 from llmgw_core.replica r left join llmgw_core.model m on m.name = r.model
 left join llmgw_core.profile p on p.model = r.model and p.name = r.profile
-where r.model = any ($1::text[]) and r.state <> 'gone' and (m.name is null or r.fingerprint <> coalesce(p.fingerprint, ''))
+where r.model = any ($1::text[]) and r.state <> 'gone' and (m.name is null or r.state not in ('failed', 'pending') and r.fingerprint <> coalesce(p.fingerprint, ''))
 group by r.model, m.name order by r.model;
 
 -- name: source

@@ -180,6 +180,14 @@ def test_a_failed_replica_is_retried_and_placed_in_one_plan():
     assert isinstance(plan.items[1], Place)
 
 
+def test_what_was_edited_fails_once_and_then_waits_again():
+    failed = replica(1, "failed", fingerprint="older", backoff_until=NOW + 99, restarts=7)
+    (move, place) = decide(snapshot([node()], [model("m", 1)], [failed]), NOW).items
+    assert (move.to_state, move.restarts, place.fingerprint) == ("pending", 0, "f-p")
+    again = replica(1, "failed", fingerprint=place.fingerprint, backoff_until=NOW + 99)
+    assert not decide(snapshot([node()], [model("m", 1)], [again]), NOW).items
+
+
 def test_a_lost_node_is_replaced_and_its_return_runs_nothing_twice():
     one = fleet(1, nodes=2)
     one.settle()

@@ -249,6 +249,20 @@ def test_retry_waits_for_the_backoff():
     assert lifecycle.retry(replica(1, "failed"), around).to_state == "pending"
 
 
+def test_an_edited_profile_is_tried_at_once():
+    """What failed is not what will be started: a person who mends a typo waits for no backoff."""
+    late = {"backoff_until": NOW + 300, "restarts": 9}
+    around, _ = lifecycle.survey(snapshot([node()], [model("m", 1, profile("p"))]), NOW, 0)
+    assert lifecycle.retry(replica(1, "failed", fingerprint="f-p", **late), around) is None
+    move = lifecycle.retry(replica(1, "failed", fingerprint="older", **late), around)
+    assert (move.to_state, move.restarts) == ("pending", 0)
+    assert move.reason == "its profile was edited since it failed"
+    of_another = replica(1, "failed", fingerprint="f-p", of="other", **late)
+    assert lifecycle.retry(of_another, around) is not None
+    never_launched = replica(1, "failed", fingerprint=None, **late)
+    assert lifecycle.retry(never_launched, around) is None
+
+
 def test_E19_a_replica_whose_slice_is_no_more_fails_without_blame():
     held = shard("ready", "n1", gpus=("MIG-a",))
     gone = gpu(0, slice=True, gone=True, healthy=False)
