@@ -176,6 +176,7 @@ async def _prepare(installation: Installation) -> Path | None:
     """The database and, meanwhile, the demo's weights; their path where the demo is wanted."""
     options, report = installation.options, installation.report
     found: list[Path] = []
+    wanted = options.demo and options.catalog is None
 
     async def bring_weights() -> None:
         if not weights.place().exists():
@@ -186,10 +187,11 @@ async def _prepare(installation: Installation) -> Path | None:
             raise CannotStart(str(error)) from error
 
     async with trio.open_nursery() as nursery:
-        if options.demo and options.catalog is None:
+        if wanted:
             nursery.start_soon(bring_weights)
         installation.database = await prepare(installation.folder, options.database_url, report)
-        report.waiting("waiting for the demo's model")
+        if wanted:
+            report.waiting("waiting for the demo's model")
     return found[0] if found else None
 
 
