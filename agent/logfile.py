@@ -49,17 +49,28 @@ def trim(path: Path, limit_bytes: int) -> bool:
 
 
 def tail(path: Path, lines: int, limit_bytes: int = ANSWER_BYTES) -> Part:
-    """The last lines of a log, within the byte limit; empty when there is none."""
+    """The last lines of a log, within the byte limit; empty when there is none.
+
+    Of one that was cut a moment ago the lines before the cut too: they may tell of a crash.
+    """
+    raw, size = _end(path, limit_bytes)
+    if size < limit_bytes and raw.count(b"\n") < lines:
+        raw = _end(path.with_name(path.name + ".1"), limit_bytes - size)[0] + raw
+    return Part(_clean(b"".join(raw.splitlines(keepends=True)[-lines:])), size)
+
+
+def _end(path: Path, limit_bytes: int) -> tuple[bytes, int]:
+    """The whole lines at a file's end, and its size."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit_bytes))
             raw = file.read(limit_bytes)
     except FileNotFoundError:
-        return Part("", 0)
+        return b"", 0
     if size > limit_bytes:
         raw = raw.partition(b"\n")[2] or raw  # the first line was cut
-    return Part(_clean(b"".join(raw.splitlines(keepends=True)[-lines:])), size)
+    return raw, size
 
 
 def read_from(path: Path, offset: int, limit_bytes: int = ANSWER_BYTES) -> Part:

@@ -129,7 +129,11 @@ def test_a_log_is_cut_while_it_is_written(tmp_path: Path) -> None:
     assert kept.endswith(b"line 1999\n")
     assert not trim(path, 10_000)
     assert read_from(path, 9_999).text == "after\n"  # cut meanwhile: from its beginning
-    assert tail(path, 5).text == "after\n"
+    assert tail(path, 1).text == "after\n"
+    assert tail(path, 3).text == "line 1998\nline 1999\nafter\n", "a crash may be told before it"
+    assert tail(path, 3).offset == 6
+    assert tail(path, 9, limit_bytes=20).text == "line 1999\nafter\n"
+    assert tail(path, 9, limit_bytes=5).text == "fter\n"
     assert not trim(tmp_path / "none", 1)
 
 
