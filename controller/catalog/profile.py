@@ -38,6 +38,8 @@ COMMAND_FIELDS: Final = (
 MOST_GPUS: Final = 64
 """Cards of one node: what an agent may report."""
 VERSION: Final = r"^[0-9]+(\.[0-9]+){0,3}$"
+ENGINE_VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}")
+"""As packages are numbered; what agents would put into a requirement and a folder's name."""
 PROFILE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _FIELD: Final = re.compile(r"\{([a-z_]+)\}")
 _MATTERS: Final = (
@@ -87,7 +89,7 @@ class Profile(Strict):
 
     name: str = Field(pattern=PROFILE_NAME)
     engine: str = Field(description=f"one of {', '.join(ENGINES)}")
-    engine_version: str | None = Field(None, min_length=1)
+    engine_version: str | None = None
     args: list[Word] = Field(default_factory=list, description="added to the engine's command line")
     env: dict[str, Word] = Field(default_factory=dict)
     command: list[Word] | None = Field(
@@ -127,6 +129,15 @@ class Profile(Strict):
     def _known_engine(cls, value: str) -> str:
         if value not in ENGINES:
             raise ValueError(f"there is no engine {value!r}: {nearest(value, ENGINES, 'engine')}")
+        return value
+
+    @field_validator("engine_version")
+    @classmethod
+    def _version(cls, value: str | None) -> str | None:
+        if value is not None and not ENGINE_VERSION.fullmatch(value):
+            raise ValueError(
+                f"{value!r} is no version of an engine: write it as 0.32.0 or 0.32.0+cpu"
+            )
         return value
 
     @field_validator("arch")

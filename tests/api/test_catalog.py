@@ -108,6 +108,11 @@ FAULTS = [
         with_profile(engine="tensorrt"),
         "engine: there is no engine 'tensorrt': the engines are llamacpp, vllm, sglang, command",
     ),
+    (
+        with_profile(engine_version="2.0; rm"),
+        "engine_version: '2.0; rm' is no version of an engine: write it as 0.32.0",
+    ),
+    (with_profile(engine_version=""), "'' is no version of an engine"),
     (with_profile(engine="vlm"), "there is no engine 'vlm': did you mean 'vllm'?"),
     (with_profile(fabric="nvlink"), "must be 'nvlink-domain', 'fabric' or 'any', not 'nvlink'"),
     (with_model(fallbacks=["tny"]), "no model tny to fall back to: did you mean 'tiny'?"),
