@@ -44,7 +44,7 @@ def say(**document: Any) -> None:
 class Progress:
     """Tells the agent how far a download is, at most twice a second; `check` may end it then."""
 
-    def __init__(self, check: Callable[[], None] | None = None) -> None:
+    def __init__(self, check: Callable[[int | None], None] | None = None) -> None:
         self._last = 0.0
         self._check = check
 
@@ -55,7 +55,7 @@ class Progress:
             self._last = now
             say(bytes_done=done, bytes_total=total)
             if self._check is not None:
-                self._check()
+                self._check(total)
 
 
 @contextmanager

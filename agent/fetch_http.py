@@ -5,6 +5,7 @@ Runs in the child process of agent.fetch; blocking by design.
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 import urllib.error
@@ -16,6 +17,7 @@ from agent.fetch_verify import (
     BLOCK,
     Checksum,
     FetchError,
+    NoRoom,
     drop,
     facts_of,
     finish,
@@ -61,7 +63,7 @@ def fetch_file(
                 raise FetchError(f"{url} answers {error.code} {error.reason}") from error
             reason: Exception = error
         except (OSError, HTTPException) as error:
-            if getattr(error, "errno", None) == 28:  # ENOSPC: trying again brings no space
+            if _no_room(error):  # trying again brings none
                 raise
             reason = error
         failures = failures + 1 if _size(part) <= furthest else 1
@@ -121,9 +123,19 @@ def _attempt(
         tag = answer.headers.get("ETag") or ""
         valid = tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified")
         facts_of(part).write_text(json.dumps(valid))
-        _copy(answer, part, start, total, progress)
+        try:
+            _copy(answer, part, start, total, progress)
+        except (NoRoom, OSError) as error:
+            # Nobody knows whether it would ever fit, and what stays keeps all others from coming.
+            if total is None and _no_room(error):
+                drop(part)
+            raise
         # An answer in chunks says where it ends, so what came is all there is.
         return _size(part) if total is None and answer.chunked else total
+
+
+def _no_room(error: Exception) -> bool:
+    return isinstance(error, NoRoom) or getattr(error, "errno", None) == errno.ENOSPC
 
 
 def _extent(answer: Any) -> tuple[int, int | None]:

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from agent.fetch_room import folder_bytes
-from agent.fetch_verify import FetchError
+from agent.fetch_verify import FetchError, NoRoom, drop
 from agent.source import NOTE
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def bring(
             here = folder_bytes(folder)
             progress(here if total is None else min(here, total), total)
         return answers
+    except NoRoom:
+        if total is None:
+            for part in folder.rglob("*.part"):
+                drop(part)
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

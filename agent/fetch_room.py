@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from agent.fetch_verify import FetchError
+from agent.fetch_verify import FetchError, NoRoom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,15 +66,22 @@ class Room:
         if self._file is not None:
             self._file.close()
 
-    def check(self) -> None:
-        """FetchError when others have filled the disk meanwhile; a tenth below is still no need."""
+    def check(self, total: int | None) -> None:
+        """NoRoom when others have filled the disk meanwhile; a tenth below is still no need.
+
+        `total` is the download's size, None when nobody knows whether it would ever fit.
+        """
         free = shutil.disk_usage(self._folder).free
-        if free < self._reserve * 9 // 10:
-            raise FetchError(
-                f"no space: {self._folder} has {gib(free)} free and {gib(self._reserve)} stay "
-                f"reserved, so {self._source} was stopped; {gib(folder_bytes(self._folder))} of it "
-                "are kept and it goes on from there: free some or move weights_dir"
-            )
+        if free >= self._reserve * 9 // 10:
+            return
+        have = gib(folder_bytes(self._folder))
+        kept = f"{have} of it are kept and it goes on from there"
+        gone = f"the {have} that came are removed, as its server does not tell how much it is"
+        raise NoRoom(
+            f"no space: {self._folder} has {gib(free)} free and {gib(self._reserve)} stay "
+            f"reserved, so {self._source} was stopped; {gone if total is None else kept}: "
+            "free some or move weights_dir"
+        )
 
     def _refusal(self, missing: int | None, free: int, others: list[tuple[str, int]]) -> str:
         need = "an unknown size" if missing is None else gib(missing)

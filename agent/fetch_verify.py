@@ -20,6 +20,10 @@ class FetchError(Exception):
     """The download failed for good; the message says which, why and what to do."""
 
 
+class NoRoom(FetchError):
+    """The disk filled meanwhile. Bytes of a download whose size nobody tells go, others stay."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checksum:
     """What a file's bytes must come to. `kind` is sha256, md5 or git (the id of a git blob)."""

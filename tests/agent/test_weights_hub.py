@@ -14,12 +14,14 @@ import pytest
 import trio
 
 from agent import procfs
+from agent.fetch_http import fetch_file
+from agent.fetch_many import bring
 from agent.fetch_room import Room
-from agent.fetch_verify import FetchError, digest
+from agent.fetch_verify import FetchError, NoRoom, digest
 from agent.source import read_note
 from agent.weights import NoWeights, Weights
 from tests.agent.conftest import until
-from tests.agent.file_server import DATA, ROOT, SHA, Server, nothing, part_of, running, weights
+from tests.agent.file_server import DATA, ROOT, SHA, Server, nothing, part_of, raw, running, weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,9 +154,35 @@ async def test_D23_two_downloads_that_fit_alone_but_not_together(
 def test_D23_a_disk_that_others_fill_stops_a_download(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     free = shutil.disk_usage(tmp_path).free
-    Room(tmp_path, tmp_path / "f", "hf:a/b", free // 2).check()
+    for total in (1, None):
+        Room(tmp_path, tmp_path / "f", "hf:a/b", free // 2).check(total)
     with pytest.raises(FetchError, match=r"no space: .* it goes on from there"):
-        Room(tmp_path, tmp_path / "f", "hf:a/b", free * 2).check()
+        Room(tmp_path, tmp_path / "f", "hf:a/b", free * 2).check(1)
+
+
+@pytest.mark.parametrize(("total", "left"), [(None, set()), (2 * len(DATA), {"a.part", "b.part"})])
+def test_D23_of_what_may_never_fit_nothing_stays_on_a_full_disk(
+    tmp_path: Path, total: int | None, left: set[str]
+) -> None:
+    """Half of a model of unknown size that fills the disk would keep all others from coming."""
+    server, room = Server(), Room(tmp_path, tmp_path, "hf:a/b", 0)
+    server.raw = [
+        raw(200, b"5\r\nhello\r\n", "Transfer-Encoding: chunked")
+        if total is None
+        else raw(200, b"hello", f"Content-Length: {len(DATA)}")
+    ]
+
+    def full(_: int, known: int | None) -> None:
+        (tmp_path / "b.part").write_bytes(b"of another file")
+        room._reserve = shutil.disk_usage(tmp_path).total
+        room.check(known)
+
+    said = "are removed" if total is None else "goes on from there"
+    with running(server.http), pytest.raises(NoRoom, match=said):
+        fetch_file(f"{server.url}/a", tmp_path / "a", None, lambda _: None, full)
+    with pytest.raises(NoRoom, match=said):
+        bring({"b": lambda: "size"}, tmp_path, total, full)
+    assert {path.name for path in tmp_path.glob("*.part")} == left
 
 
 def test_the_id_of_a_git_blob_is_a_checksum(tmp_path: Path) -> None:
