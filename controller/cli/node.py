@@ -122,10 +122,16 @@ def _until_empty(session: Session, id_: str, timeout_s: float) -> int:
             told = left
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"node {id_} still has {_replicas(left)} after {age(timeout_s)}; the drain "
-                "goes on, llmgwctl decisions tells what keeps them"
+                f"node {id_} still has {_replicas(left)} after {age(timeout_s)}; "
+                + _what_keeps(found["state"])
             )
         time.sleep(POLL_S)
+
+
+def _what_keeps(state: str) -> str:
+    if state in ("unreachable", "lost"):
+        return f"it is {state}: whether they run there still is known when its agent is back"
+    return "the drain goes on, llmgwctl decisions tells what keeps them"
 
 
 def _replicas(count: int) -> str:

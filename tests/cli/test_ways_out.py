@@ -197,6 +197,17 @@ async def test_G02_drain_times_out_and_says_that_it_goes_on(full):
     assert "still has 1 replica" in done.document["error"]
 
 
+async def test_G02_a_drain_of_a_silent_node_says_that_nobody_knows(full, database):
+    with database.connect(database.url) as db:
+        db.execute("update llmgw_core.beat set seen_at = seen_at - interval '1 h'")
+    done = await full("drain", "n1", "--wait", "--timeout", "0s", "--json")
+    assert done.code == 124
+    assert (
+        "it is lost: whether they run there still is known when its agent"
+        in (done.document["error"])
+    )
+
+
 async def draining(ctl: Ctl) -> None:
     """Until n1 drains."""
     with trio.fail_after(20):
