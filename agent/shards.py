@@ -185,8 +185,13 @@ class Shards:
     def _bad(self, shard: int | None, document: object, error: BadAssignment) -> None:
         self.bad_rows += 1
         log.error("bad assignment", shard=shard, error=str(error), bad_rows=self.bad_rows)
-        if shard is None or shard in self._tasks:
-            return  # a running engine is not stopped for an unreadable row
+        if shard is None:
+            return
+        if shard in self._tasks:
+            # A running engine is not stopped for an unreadable row, only when that row says so.
+            if isinstance(document, dict) and document.get("desired") == "stopped":
+                self._tasks[shard].stop()
+            return
         kept = document if isinstance(document, dict) else {}
         record = self._records.setdefault(shard, Record(shard, kept))
         record.state, record.error = "failed", str(error)

@@ -206,6 +206,23 @@ async def test_D10_a_running_engine_is_not_stopped_by_an_unreadable_row(
         assert procfs.process(word["pid"]) is not None
 
 
+async def test_D10_an_engine_whose_row_became_unreadable_can_still_be_stopped(
+    node: Node, odd: Make
+) -> None:
+    """By hand in psql its port became NULL: without this its replica is `stopping` for ever."""
+    first = odd(1)
+    node.door.assign(first)
+    async with node.running():
+        await node.state(1, "ready")
+        node.door.assign({**first, "port": None})
+        assert node.shards is not None
+        await until(lambda: node.shards.bad_rows == 1, "the row is told of")
+        assert node.processes(1)
+        node.door.assign({**first, "port": None, "args": 7, "desired": "stopped"})
+        await node.state(1, "stopped")
+    assert node.processes() == []
+
+
 async def test_D10_a_damaged_state_file_is_set_aside(node: Node, odd: Make) -> None:
     (node.folder / "shards").mkdir(parents=True)
     (node.folder / "shards/7.json").write_text('{"version": 1, "shard"')
