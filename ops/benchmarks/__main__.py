@@ -6,6 +6,7 @@ import click
 
 from ops.benchmarks.discovery import discovery
 from ops.benchmarks.keys import keys
+from ops.benchmarks.path import path
 from ops.benchmarks.router import router
 from ops.benchmarks.scale import scale
 from ops.benchmarks.snapshot import snapshot
@@ -19,6 +20,7 @@ def main() -> None:
 
 main.add_command(discovery)
 main.add_command(keys)
+main.add_command(path)
 main.add_command(router)
 main.add_command(scale)
 main.add_command(snapshot)

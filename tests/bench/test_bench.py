@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ops.benchmarks import postgres, processes, scale, snapshot
+from controller.router import pool
+from ops.benchmarks import growth, path, postgres, processes, scale, snapshot
 from ops.benchmarks.discovery import PHASES, measure_fleet
 from ops.simulation.fleet import uniform
 from ops.simulation.node import SimMachine
@@ -139,3 +140,14 @@ async def test_slow_facts_stay_equal_but_for_a_finding_now_and_then():
     hot, cool = await machine.slow(), await machine.slow()
     assert [bool(card["findings"]) for card in hot["gpus"]].count(True) == 1
     assert cool == calm[0]
+
+
+def test_the_routers_own_part_of_a_request_is_measured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(path, "ROUNDS", 2)
+    monkeypatch.setattr(pool, "begin_connecting", lambda *_: path.Plug())
+    assert min(path.plain(0), path.plain(4), path.event(), *path.kept()) > 0
+
+
+def test_memory_is_compared_at_the_edges_of_what_had_settled():
+    assert growth.edges([1.0] * 9) is None
+    assert growth.edges([50.0] * 4 + [60.0] * 8 + [70.0] * 8) == (60.0, 70.0)
