@@ -91,6 +91,8 @@ union all select 'nvlink domain', node, why_not from llmgw.nvlink where not usab
 union all select 'model cannot be placed', m.name, p.main_reason from llmgw.models m join llmgw.placements p on p.model = m.name
     where p.placed = false and m.total_replicas > m.ready_replicas
 union all select 'replica failed', model || '/' || id, error from llmgw_core.replica where state = 'failed'
+union all select 'replica without address', model || '/' || id, format('it is ready at %s, where no router finds it: llmgwctl replace %s', coalesce(endpoint, 'no endpoint'), id)
+    from llmgw_core.replica where state = 'ready' and (endpoint ~ '^https?://[^/\s]+:[0-9]+$') is not true
 union all select 'node behind its assignments', n.id, format('generation %s, applied %s', n.alloc_gen, b.applied_gen)
     from llmgw_core.node n join llmgw_core.beat b on b.node_id = n.id
     where b.applied_gen < n.alloc_gen and clock_timestamp() - b.seen_at < llmgw_core.seconds('unreachable_after')

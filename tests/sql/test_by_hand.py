@@ -104,3 +104,12 @@ def test_rows_that_rules_could_not_follow_are_told_with_what_to_do(fleet, runnin
     assert row["what"] == PAST_RULES[statement]
     fleet.admin.execute(row["why"].partition(": ")[2])  # as it says
     assert fleet.rows(told, *kinds) == []
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.3:notaport", "garbage", "", None])
+def test_a_ready_replica_that_no_router_finds_is_trouble(fleet, running, endpoint):
+    told = "select why from llmgw.trouble where what = 'replica without address'"
+    assert fleet.rows(told) == []
+    fleet.admin.execute("update llmgw_core.replica set endpoint = %s", (endpoint,))
+    [row] = fleet.rows(told)
+    assert "where no router finds it: llmgwctl replace 1" in row["why"]
