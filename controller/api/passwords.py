@@ -45,7 +45,8 @@ async def right(password: SecretStr, kept: str | None) -> bool:
 
 
 def _verify(text: str, kept: str | None) -> bool:
+    nobodys = _nobodys()  # made by the first login of all, whoever that is
     try:
-        return _HASHER.verify(kept or _nobodys(), text) and kept is not None
+        return _HASHER.verify(kept or nobodys, text) and kept is not None
     except (VerificationError, InvalidHashError):
         return False

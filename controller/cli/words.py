@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -41,6 +43,22 @@ def gigabytes(count: float | None) -> str:
 def joined(items: Iterable[object] | None) -> str:
     """``a, b``; ``-`` when there are none."""
     return ", ".join(str(item) for item in items or []) or "-"
+
+
+def pairs(items: Mapping[str, object]) -> str:
+    """``a=1, b=2``; ``-`` when there are none."""
+    return joined(f"{name}={value}" for name, value in items.items())
+
+
+def tags_of(words: Iterable[str]) -> dict[str, str]:
+    """Tags out of ``NAME=VALUE`` words; a usage error for anything else."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--tag takes NAME=VALUE, not {word!r}")
+        found[name] = value
+    return found
 
 
 def counts(by_word: Mapping[str, int]) -> str:

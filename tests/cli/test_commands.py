@@ -11,6 +11,9 @@ EMPTY = {
     "models": "No models.",
     "replicas": "No replicas.",
     "keys": "No keys.",
+    "scopes": "No scopes.",
+    "users": "No users.",
+    "audit": "Nothing was changed.",
     "decisions": "No decisions.",
     "weights": "No weights",
 }
@@ -213,10 +216,12 @@ async def test_keys(ctl):
     assert text.splitlines()[0].split() == [
         "KEY",
         "NAME",
+        "SCOPE",
         "MODELS",
         "STATE",
         "CREATED",
         "EXPIRES",
+        "USED",
         "BY",
     ]
     assert number in text

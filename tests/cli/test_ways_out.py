@@ -37,6 +37,11 @@ READS = [
     "budgets",
     "budgets events",
     "limits",
+    "keys list --scope acme --state active",
+    "scopes",
+    "scopes list --below acme --deleted",
+    "users",
+    "audit --object key --since 1h",
     "node show n2",
     "doctor n1",
     "events",
@@ -46,6 +51,9 @@ READS = [
 ]
 WRITES = [
     "cordon n1", "uncordon n1", "drain n1", "node enroll n7", "node revoke n2", "keys create k",
+    "keys create k --scope acme --ips 10.0.0.0/8 --tag app=x", "keys rotate {key} --grace 1m",
+    "keys move {key} --to acme", "keys move {key} --out", "scopes create team acme/ml",
+    "scopes rename acme/ml nn", "scopes move acme/nn --top", "scopes delete nn",
     "scale tiny --min 2", "weights collect --all",
     "gpu mark n1 1 unhealthy --reason fan",
     "replace tiny", "replace 1 --cancel", "what-if --scale tiny=2",
@@ -75,6 +83,21 @@ REFUSED = {
     "budgets remove 7": 1,
     "limits set --key nope --parallel 1": 1,
     "limits remove x": 1,
+    "keys rotate nope": 1,
+    "keys move nope --to nope": 1,
+    "keys move nope": 2,
+    "keys create k --scope nope": 1,
+    "keys create k --ips 10.0.0.1/8": 1,
+    "keys create k --tag x": 2,
+    "scopes create org a/b": 1,
+    "scopes create org 12": 1,
+    "scopes create tribe a": 2,
+    "scopes delete nope": 1,
+    "scopes move nope --top": 1,
+    "scopes move nope": 2,
+    "scopes rename nope n": 1,
+    "users remove nope": 1,
+    "audit --since soon": 2,
     "keys create k --models nope": 1,
     "node revoke nope": 1,
     "logs nope": 1,
@@ -111,12 +134,14 @@ REFUSED = {
 async def full(ctl, tmp_path):
     (tmp_path / "m.json").write_text(json.dumps(TINY))
     await ctl.good("model", "add", str(tmp_path / "m.json"))
+    await ctl.good("scopes", "create", "org", "acme")
     return ctl
 
 
 async def test_G01_every_command_prints_one_document(full):
+    key = json.loads(await full.good("keys", "create", "k", "--json"))["id"]
     for line in READS + WRITES:
-        done = await full(*line.split(), "--json")
+        done = await full(*line.format(key=key).split(), "--json")
         assert done.code == 0, (line, done)
         assert done.document is not None, line
 
