@@ -8,7 +8,6 @@ no answer from before a change comes into memory after it.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from functools import partial
 from itertools import islice
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
-from controller.router.auth import Key
 from controller.router.errors import AUTH_UNAVAILABLE, BAD_KEY, ApiError
+from controller.router.key_rows import KeyRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -46,6 +45,7 @@ class KeyReader:
         self._keys = core.keys
         self._pool = pool
         self._queries = queries
+        self._rows = KeyRows()
         self._asked: dict[bytes, list[Answered]] = {}
         self._news = trio.Event()
         self._one_at_a_time = trio.Lock()
@@ -144,7 +144,7 @@ class KeyReader:
         """Put keys of rows in force; the hashes of all their secrets."""
         found: set[bytes] = set()
         for row in rows:
-            secrets = secrets_of(row)
+            secrets = self._rows.secrets_of(row)
             self._keys.cache.learn(row["id"], secrets)
             found.update(secrets)
         return found
@@ -159,28 +159,3 @@ class KeyReader:
             for start in range(0, len(used), BATCH):
                 ids = used[start : start + BATCH]
                 await self._pool.fetchval(self._queries["keys_used"], ids)
-
-
-def secrets_of(row: Mapping[str, Any]) -> dict[bytes, Key]:
-    """The secrets by which the key of a row of `keys_by_hash` may be used, by hash."""
-    chain = tuple(row["chain"] or ())
-    expires_at: float | None = row["expires_at"]
-
-    def until(moment: float | None) -> Key:
-        return Key(
-            row["id"],
-            None if row["models"] is None else frozenset(row["models"]),
-            moment,
-            f"scope {chain[0]}" if chain else None,
-            chain=chain,
-            org=row["org_id"],
-            team=row["team_id"],
-            user=row["user_id"],
-            tags=row["tags"] or None,
-            networks=None if row["ips"] is None else tuple(map(ipaddress.ip_network, row["ips"])),
-        )
-
-    secrets = {bytes(row["hash"]): until(expires_at)}
-    for old, ends in zip(row["old_hashes"] or (), row["old_until"] or (), strict=True):
-        secrets[bytes(old)] = until(ends if expires_at is None else min(ends, expires_at))
-    return secrets

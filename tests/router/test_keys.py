@@ -15,6 +15,7 @@ from controller.router.config import RouterConfig, StaticKey
 from controller.router.core import Core
 from controller.router.errors import AUTH_UNAVAILABLE, BAD_KEY, ApiError
 from controller.router.key_reader import MOST_ASKED, KeyReader
+from controller.router.key_rows import KeyRows
 from controller.router.keycache import KeyCache
 from controller.router.table import Model
 from tests.router.wire import until
@@ -120,6 +121,39 @@ def test_the_unknown_are_forgotten_and_never_many(monkeypatch: pytest.MonkeyPatc
     assert not cache.is_unknown(hashes[1])
     cache.learn_unknown([hashes[4]])
     assert len(cache._unknown) == 1
+
+
+def row(identity: str, **fields: Any) -> dict[str, Any]:
+    """A row of usable_key."""
+    names = ("models", "expires_at", "chain", "org_id", "team_id", "user_id", "ips", "tags",
+             "old_hashes", "old_until")  # fmt: skip
+    return {"id": identity, "hash": digest(identity), **dict.fromkeys(names), **fields}
+
+
+def test_a_row_is_a_key_for_each_of_its_secrets() -> None:
+    fields = {"chain": [3, 7], "org_id": 3, "user_id": 7, "tags": {"app": "x"}, "ips": ["::1/128"]}
+    olds = {"old_hashes": [digest("one"), digest("two")], "old_until": [50.0, 99.0]}
+    found = KeyRows().secrets_of(row("k", expires_at=70.0, models=["m"], **fields, **olds))
+    assert {name: key.expires_at for name, key in found.items()} == {
+        digest("k"): 70.0,
+        digest("one"): 50.0,
+        digest("two"): 70.0,  # no secret outlives its key
+    }
+    key = found[digest("k")]
+    assert (key.chain, key.org, key.team, key.user) == ((3, 7), 3, None, 7)
+    assert (key.tenancy, key.tags, key.models) == (("scope 3", 1.0), {"app": "x"}, {"m"})
+    assert key.networks == (ip_network("::1/128"),)
+    bare = KeyRows().secrets_of(row("k"))[digest("k")]
+    assert bare == Key("k")
+
+
+def test_what_keys_have_in_common_is_there_once() -> None:
+    rows = KeyRows()
+    fields: dict[str, Any] = {"chain": [3], "org_id": 3, "tags": {"a": "b"}, "models": ["m"]}
+    one, two = (rows.secrets_of(row(name, **fields))[digest(name)] for name in ("a", "b"))
+    assert one.chain is two.chain
+    assert one.tags is two.tags
+    assert one.models is two.models
 
 
 class Shelf:
