@@ -54,7 +54,8 @@ CONNECTIONS = 100
 def keys(count: int, misses: int, fill: int, file: Path | None) -> None:
     """Start, a miss, and memory of a router before many keys."""
     machine = processes.machine()
-    found = measure(count, misses, fill)
+    with postgres.database(30) as base:
+        found = measure(base.server.url, base.controller_url, count, misses, fill)
     command = f"ops/bench keys --keys {count} --misses {misses} --fill {fill}"
     report.heading(command, machine)
     print("goals with 1,000,000 keys: start under 5 s, a miss under 5 ms, under 300 MiB")
@@ -64,19 +65,19 @@ def keys(count: int, misses: int, fill: int, file: Path | None) -> None:
         file.write_text(json.dumps({"command": command, "machine": machine} | found, indent=1))
 
 
-def measure(count: int, misses: int, fill: int) -> dict[str, Any]:
-    """All figures, by what they are of."""
-    with postgres.database(30) as base, tempfile.TemporaryDirectory() as folder:
-        with psycopg.connect(base.server.url, autocommit=True) as connection:
-            for statement in SCOPES.split(";\n"):
-                connection.execute(statement.encode())
-            connection.execute(KEYS, (count,))
-            connection.execute(USES)
-            connection.execute("vacuum (analyze)")
-            [warm] = connection.execute(IN_MEMORY).fetchone() or ("",)
-        port = _free_port()
+def measure(owner_url: str, url: str, count: int, misses: int, fill: int) -> dict[str, Any]:
+    """All figures, by what they are of. Fills the database; the router uses the second URL."""
+    with psycopg.connect(owner_url, autocommit=True) as connection:
+        for statement in SCOPES.split(";\n"):
+            connection.execute(statement.encode())
+        connection.execute(KEYS, (count,))
+        connection.execute(USES)
+        connection.execute("vacuum (analyze)")
+        [warm] = connection.execute(IN_MEMORY).fetchone() or ("",)
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as folder:
         began = monotonic()
-        router = _start(base.controller_url, port, Path(folder))
+        router = _start(url, port, Path(folder))
         try:
             _until_ready(port)
             found = {"start_s": round(monotonic() - began, 2), "memory_start_mib": _rss(router.pid)}

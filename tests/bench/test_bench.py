@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from controller.router import pool
-from ops.benchmarks import growth, path, postgres, processes, scale, snapshot
+from ops.benchmarks import growth, keys, path, postgres, processes, scale, snapshot
 from ops.benchmarks.discovery import PHASES, measure_fleet
 from ops.simulation.fleet import uniform
 from ops.simulation.node import SimMachine
@@ -17,7 +17,9 @@ from ops.simulation.node import SimMachine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-database = postgres.database
+    from tests.conftest import Database
+
+made_database = postgres.database
 
 FAST_TABLE, SLOW_TABLES = "node_load", {"gpu", "ib_port", "node_check", "weight", "disk", "engine"}
 
@@ -25,7 +27,7 @@ FAST_TABLE, SLOW_TABLES = "node_load", {"gpu", "ib_port", "node_check", "weight"
 @contextmanager
 def soon_stale(connections: int) -> Iterator[postgres.Database]:
     """A benchmark's database where what moves by itself is written each second, not each tenth."""
-    with database(connections) as made:
+    with made_database(connections) as made:
         with psycopg.connect(made.server.url, autocommit=True) as admin:
             admin.execute("update llmgw_core.setting set value = 3 where name = 'load_stale'")
         yield made
@@ -151,3 +153,13 @@ def test_the_routers_own_part_of_a_request_is_measured(monkeypatch: pytest.Monke
 def test_memory_is_compared_at_the_edges_of_what_had_settled():
     assert growth.edges([1.0] * 9) is None
     assert growth.edges([50.0] * 4 + [60.0] * 8 + [70.0] * 8) == (60.0, 70.0)
+
+
+@pytest.mark.slow
+def test_a_router_before_many_keys_is_measured(database: Database):
+    found = keys.measure(database.url, database.controller_url, 3000, 20, 300)
+    assert found["start_s"] > 0
+    assert found["memory_full_mib"] >= found["memory_start_mib"] > 20
+    assert 0 < found["hit_ms"]["p50"] <= found["hit_ms"]["max"]
+    assert found["unknown_ms"]["p99"] > 0
+    assert found["asked_at_once_per_s"] > 0

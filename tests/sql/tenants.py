@@ -52,3 +52,10 @@ def key(
     made = None if tags is None else Jsonb(tags)
     args = (identity, digest(identity), name, None, ttl, scope, ips, made)
     return call(fleet, "llmgw.key_create_v2", "me", *args)
+
+
+def fill(fleet: Fleet) -> None:
+    """Something in every table that a view of tenants reads."""
+    scope(fleet, "org", "acme")
+    key(fleet, scope="acme")
+    call(fleet, "llmgw.user_create_v1", "me", "ada", "$argon2id$x", True, "acme")

@@ -7,7 +7,7 @@ from psycopg.types.json import Jsonb
 
 from tests.sql.fleet import GIB, HOST, SICK, connected, digest, port
 from tests.sql.spending import spent_some
-from tests.sql.tenants import call, scope
+from tests.sql.tenants import fill
 from tests.sql.test_attempts_seen import attempt, refusal
 from tests.sql.test_fencing import join, take
 from tests.usage_columns import listed
@@ -32,8 +32,7 @@ def lived_in(fleet):
     fleet.controller.execute(
         "select llmgw_core.catalog_offer_v1(gen_random_uuid(), 'h', 'me', '/c.toml', 'd', false)"
     )
-    scope(fleet, "org", "acme")
-    call(fleet, "llmgw.user_create_v1", "me", "ada", "$argon2id$x", True, "acme")
+    fill(fleet)
     spent_some(fleet)
     nodes = [fleet.node(name, gpus=2) for name in ("n1", "n2")]
     replica, _ = fleet.running("m", nodes[0], 0)
