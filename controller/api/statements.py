@@ -13,5 +13,6 @@ if TYPE_CHECKING:
 
 @cache
 def statements() -> Mapping[str, str]:
-    """Those of sql/queries/admin.sql, sql/queries/tenancy.sql and sql/queries/bounds.sql."""
-    return {**queries("admin"), **queries("tenancy"), **queries("bounds")}
+    """Those of admin.sql, tenancy.sql, bounds.sql and usage.sql in sql/queries."""
+    files = "admin", "tenancy", "bounds", "usage"
+    return {name: text for file in files for name, text in queries(file).items()}

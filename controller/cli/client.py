@@ -48,14 +48,17 @@ class Client:
 
     def pages(self, path: str, **query: object) -> list[Any]:
         """Every row of a list, page after page."""
-        rows: list[Any] = []
+        return [row for page in self.each_page(path, **query) for row in page]
+
+    def each_page(self, path: str, **query: object) -> Iterator[list[Any]]:
+        """The pages of a list, each asked for when it is wanted."""
         cursor: str | None = None
         while True:
             page, headers = self._document("GET", path, query | {"cursor": cursor}, None)
-            rows += page
+            yield page
             cursor = headers.get(NEXT_HEADER)
             if cursor is None:
-                return rows
+                return
 
     def text(self, path: str, timeout_s: float, **query: object) -> str:
         """A text answer."""

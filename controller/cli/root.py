@@ -49,6 +49,7 @@ COMMANDS: Final = {
     "limits": "limits:limits",
     "users": "users:users",
     "audit": "audit:audit",
+    "usage": "usage:usage",
     "engine-check": "engine_check:engine_check",
     "db": "database:db",
     "up": "up:up",

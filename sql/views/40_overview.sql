@@ -8,13 +8,6 @@ comment on view llmgw.settings is 'Numbers that decisions use.';
 create or replace view llmgw.reasons as select code, sentence from llmgw_core.reason order by code;
 comment on view llmgw.reasons is 'Every code with which placement refuses a candidate.';
 
-create or replace view llmgw.usage_recent as
-select at, id, key_id as key, model_asked, model, replica_id as replica, endpoint, status, http_status, error_code, stream,
-    prompt_tokens, cached_tokens, completion_tokens, ttft_ms, total_ms, attempts, request_id,
-    reasoning_tokens, estimated
-from llmgw_core.usage_event where at > clock_timestamp() - interval '1 day';
-comment on view llmgw.usage_recent is 'Requests of the last 24 hours, one row each. Token counts are null when nothing is known of them, estimated when the engine did not tell them all.';
-
 create or replace view llmgw.summary as
 select
     (select coalesce(jsonb_agg(to_jsonb(c) order by c.class), '[]') from llmgw.gpu_capacity c) as gpus,

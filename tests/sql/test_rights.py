@@ -111,16 +111,17 @@ def test_agents_may_call_their_door_only_and_controllers_never_that(fleet):
         if row["schema"] == "agent":
             assert row["may"] == ["llmgw_agent"], row
         if row["schema"] == "llmgw":
-            assert row["may"] == ["llmgw_controller"], row
+            reads = {"llmgw_read"} if row["name"] == "usage_by" else set()
+            assert set(row["may"]) == {"llmgw_controller"} | reads, row
         if row["is_trigger"]:
             assert row["may"] == [], row
 
 
-def test_readers_may_call_only_what_views_need(fleet):
+def test_readers_may_call_only_what_views_need_and_reports(fleet):
     by_reader = {row["name"] for row in functions(fleet) if "llmgw_read" in row["may"]}
     views_need = {"seconds", "present", "imex_fault", "transactions", "snapshot_old_s"}
     views_need |= {"budget_spent", "budget_frees_at"}
-    assert by_reader == views_need
+    assert by_reader == views_need | {"usage_by"}
 
 
 def test_controllers_pass_no_check_by(fleet):

@@ -78,7 +78,7 @@ def lived_in(fleet):
         "select llmgw.key_create_v1('me', 'abcdef', %s, 'k', '{m}', null)", (digest("k"),)
     )
     use(fleet, replica, 0, age_ms=120_000)
-    flush(fleet, usage_row("00000000-0000-0000-0000-000000000001"))
+    flush(fleet, usage_row("00000000-0000-0000-0000-000000000001", attempts=1))
     measured = Jsonb({"profile": "p", "concurrency": 4})
     fleet.controller.execute("select llmgw.capacity_put_v1('me', 'm', %s)", (measured,))
     attempt(fleet, "other", placed=False, refusals=[refusal("p", "n1", "memory")])
