@@ -38,8 +38,10 @@ Moment = Annotated[
     BeforeValidator(moment),
     WithJsonSchema(
         {
-            "type": "string",
-            "examples": ["24h", "2026-11-30", "2026-11-30T08:00:00+01:00"],
+            "anyOf": [
+                {"type": "string", "examples": ["24h", "2026-11-30", "2026-11-30T08:00:00+01:00"]},
+                {"type": "number"},
+            ],
             "description": "so long ago, or a time",
         }
     ),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
+import tempfile
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 import orjson
@@ -132,10 +132,10 @@ def rows(
     asked |= {"model": model, "order": "oldest" if oldest else "newest"}
     export = as_csv or session.out.json_mode
     pages = _pages(session, asked, limit if limit or export else 50)
-    if session.out.json_mode:
-        _write_json(session, pages)
-    elif as_csv:
-        _write_csv(session, pages)
+    if export:
+        with tempfile.TemporaryFile("w+", newline="") as whole:
+            (_write_json if session.out.json_mode else _write_csv)(whole, pages)
+            _give(session, whole)
     else:
         found = list(chain.from_iterable(pages))
         empty = "No requests."
@@ -167,15 +167,19 @@ def _row(row: dict[str, Any]) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _write_csv(session: Session, pages: Iterable[list[Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text)
+def _give(session: Session, whole: IO[str]) -> None:
+    """Only what came to its end is written: no half answer (G01), and no whole one in memory."""
+    whole.seek(0)
+    session.out.emitted = True
+    while piece := whole.read(1 << 20):
+        session.out.write(piece)
+
+
+def _write_csv(file: IO[str], pages: Iterable[list[Any]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(CSV_FIELDS)
     for page in pages:
         writer.writerows([_cell(row.get(field)) for field in CSV_FIELDS] for row in page)
-        session.out.write(text.getvalue())
-        text.seek(0)
-        text.truncate()
 
 
 def _cell(value: object) -> object:
@@ -185,14 +189,10 @@ def _cell(value: object) -> object:
     return " ".join(value) if isinstance(value, list) else value
 
 
-def _write_json(session: Session, pages: Iterable[list[Any]]) -> None:
-    """One array, written as its pages come: an export may be larger than memory."""
-    session.out.emitted = True
+def _write_json(file: IO[str], pages: Iterable[list[Any]]) -> None:
     opening = "["
     for page in pages:
         if page:
-            session.out.write(
-                opening + "\n" + ",\n".join(orjson.dumps(row).decode() for row in page)
-            )
+            file.write(opening + "\n" + ",\n".join(orjson.dumps(row).decode() for row in page))
             opening = ","
-    session.out.write("[]\n" if opening == "[" else "\n]\n")
+    file.write("[]\n" if opening == "[" else "\n]\n")

@@ -14,6 +14,7 @@ from controller.api.access import is_loopback, read_tokens
 from controller.api.capacity import CapacityView
 from controller.api.routes import PREFIX, ROUTES
 from controller.api.server import make_app
+from controller.api.usage import UsageRowView
 from sql.pool import open_pool
 from sql.settings import DatabaseSettings
 from tests.api.served import TINY, Api, Context, Settings, command, serving
@@ -167,6 +168,7 @@ VIEWS = {
     "decisions": views.DecisionView,
     "keys": views.KeyView,
     "weights": views.WeightView,
+    "usage_rows": UsageRowView,
 }
 
 

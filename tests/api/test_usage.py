@@ -106,7 +106,7 @@ async def test_the_dearest_come_first_with_top(api, made):
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("by=planet", "by"), ("since=yesterday", "is not a duration"), ("since=-1h", "or a time"), ("since=25x", "h"),
+        ("by=planet", "by"), ("since=yesterday", "is not a duration"), ("since=-1h", "or a time"),
         ("until=2026-13-01", "no time"), ("since=2026-01-01T00:00", "no zone"),
         ("since=1h&until=2h", "until is after since"), ("within=nobody", "no scope nobody"),
         ("top=0", "top"), ("sort=cost", "sort"),
@@ -164,9 +164,9 @@ async def test_G04_requests_that_ended_at_once_are_each_on_one_page(api, made, d
 
 
 async def test_G05_microseconds_survive_and_a_cursor_is_for_its_own_list(api, made):
+    second = int(made.row("kann00", 600)["at"])
     for micros in (0.123456, 0.123999, 0.123457):
-        row = made.row("kann00", 600)
-        made.used({**row, "at": int(row["at"]) + micros})
+        made.used({**made.row("kann00"), "at": second + micros})
     rows = await collect(api, "/usage/rows?since=1h", 1)
     assert [row["at"][-12:-6] for row in rows] == ["123999", "123457", "123456"]
     answer = await api("GET", "/usage/rows?since=1h&key=kann00&limit=1")
