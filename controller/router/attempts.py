@@ -44,7 +44,7 @@ class Attempts(Timed):
     target: Target | None = None
     up: UpstreamConnection | None = None  # the attempt that runs now
     count = 0
-    tried: list[Any] | None = None  # [replica, model, why, ms] of those that failed
+    failed: list[Any] | None = None  # [replica, model, why, ms] of those that failed
     waits: Waiters | None = None  # where it waits now
     waits_since = 0.0  # monotonic, as the next
     wait_until = 0.0
@@ -190,7 +190,7 @@ class Attempts(Timed):
     def after_answer(self, status: int, told: bytes, retry_after_s: int | None) -> bool:
         """Whether another attempt takes over from an engine's own error, which says `told`."""
         assert self.target is not None
-        self._failed(str(status))
+        self._note_failure(str(status))
         verdict = judge(status, told)
         if verdict is BUSY:
             self.target.pool.busy(retry_after_s)
@@ -205,16 +205,16 @@ class Attempts(Timed):
 
     def blame(self, failure: Failure) -> None:
         """Let the replica's health know; that an idle connection had died says nothing of it."""
-        self._failed(failure.cause.value)
+        self._note_failure(failure.cause.value)
         stale = failure.cause is Cause.CLOSED_UNANSWERED and failure.reused
         if self.target is not None and not stale:
             self.target.pool.failed(failure.cause)
 
-    def _failed(self, why: str) -> None:
+    def _note_failure(self, why: str) -> None:
         """Keep what became of an attempt, for the usage row; most requests have none."""
         assert self.target is not None
         ms = round((time.monotonic() - self._exchange.started) * 1000, 1)
-        self.tried = [*(self.tried or ()), [self.target.pool.key, self.serving, why, ms]]
+        self.failed = [*(self.failed or ()), [self.target.pool.key, self.serving, why, ms]]
 
     def error_of(self, failure: Failure) -> ApiError:
         if self._pinned is not None and failure.cause is Cause.CONNECT_FAILED:

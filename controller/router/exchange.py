@@ -148,6 +148,7 @@ class Exchange(Intake):
             return False
         self.delivery.beginning = body
         target.pool.answered(200)
+        self.delivery.beginning = body
         self._settle("ok", 200, None, bill.used_whole(route, asked, body))
         self.client.send(out)
         self.client.finished(close=close)

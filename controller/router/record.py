@@ -104,7 +104,7 @@ def _row(
         False,
         NO_SCOPES if key is None else (key.org, key.team, key.user),
         answer_id(exchange.delivery.beginning),
-        None if attempts is None else attempts.tried,
+        None if attempts is None else attempts.failed,
     )
 
 
