@@ -85,9 +85,7 @@ begin
     select array_agg(i.written), count(*), count(*) filter (where (i.written).unpriced) into kept, written, unpriced from inserted i;
     if written > 0 then
         perform llmgw_core.usage_sum_up(kept);
-        if to_regprocedure('llmgw_core.spend(uuid, llmgw_core.usage_event[])') is not null then
-            perform llmgw_core.spend(p_router, kept);
-        end if;
+        perform llmgw_core.spend(p_router, kept);
     end if;
 end $$;
 comment on function llmgw_core.usage_write(uuid, llmgw_core.usage_event[]) is 'Prices and writes request rows, adds them to the sums and charges budgets; a repeated batch does nothing twice (at and id are the router''s). Returns how many were new, and how many of those have no price.';

@@ -38,10 +38,11 @@ comment on function llmgw_core.scope_told(text) is 'The scope of an id, deleted 
 
 create or replace function llmgw_core.budgets_now() returns table (scope_id bigint, key_id text, micros bigint, period text, fraction numeric)
 language plpgsql stable security definer set search_path = llmgw_core, pg_temp as $$
+#variable_conflict use_column
 begin
-    if to_regclass('llmgw.budgets') is not null then
-        return query select distinct on (b.scope, b.key) b.scope, b.key, b.micros, b.period, b.fraction from llmgw.budgets b order by b.scope, b.key, b.fraction desc nulls last;
-    end if;
+    return query select distinct on (b.scope_id, b.key_id) b.scope_id, b.key_id, b.micros, b.period, round(s.spent / b.micros, 6)
+        from llmgw_core.budget b cross join lateral (select llmgw_core.budget_spent(b.id, b.period, b.zone, clock_timestamp()) as spent) s
+        where b.deleted_at is null order by b.scope_id, b.key_id, s.spent / b.micros desc;
 end $$;
 comment on function llmgw_core.budgets_now() is 'Of each scope or key with budgets the one that is nearest to its end.';
 

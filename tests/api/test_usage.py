@@ -220,3 +220,31 @@ async def test_attempts_are_children_of_their_request(made, database):
         ("kann00", 1, "5", "connect_failed", 1.5), ("kann00", 2, "6", "503", 20.0),
         ("kann00", 3, "7", None, 50.0), ("kweb00", 1, "5", "503", 2.0),
     ]  # fmt: skip
+
+
+async def test_the_budget_of_a_scope_or_key_stands_beside_its_own_use_only(api, made, database):
+    with database.connect() as db:
+        for scope, key, micros, period in (
+            (made.acme, None, 1000, "30d"),
+            (made.ml, None, 100, "30d"),
+            (made.ml, None, 28, "7d"),
+            (None, "kann00", 14, "30d"),
+        ):
+            db.execute(
+                "insert into llmgw_core.budget (scope_id, key_id, micros, period, warn, created_by)"
+                " values (%s, %s, %s, %s, '{}', 'test')",
+                (scope, key, micros, period),
+            )
+    made.used(made.row("kann00"), made.row("kann00"), made.row("kweb00"))
+
+    async def budgets(by):
+        return {
+            row["id"]: (row["budget_micros"], row["budget_period"], row["fraction"])
+            for row in await api.good("GET", f"/usage?by={by}")
+            if "budget_micros" in row
+        }
+
+    assert await budgets("org") == {str(made.acme): (1000, "30d", 0.021)}
+    assert await budgets("team") == {str(made.ml): (28, "7d", 0.5)}
+    assert await budgets("key") == {"kann00": (14, "30d", 1.0)}
+    assert await budgets("user") == {}
