@@ -163,6 +163,46 @@ async def collect(routers: Routers, key: str, number: int, into: list[Answer]) -
             nursery.start_soon(one, router)
 
 
+async def test_the_whole_chain_is_checked_and_a_moved_key_is_charged_where_it_began(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, "chain1", "chain2")
+    for kind, name, parent in (
+        ("org", "acme", None),
+        ("team", "ml", "acme"),
+        ("org", "else", None),
+    ):
+        made = "select llmgw.scope_create_v1('test', %s, %s, %s, null)"
+        routers.execute(made, kind, name, parent)
+    for key in ("chain1", "chain2"):
+        routers.execute("select llmgw.key_move_v1('test', %s, 'acme/ml')", key)
+    put = "select llmgw.budget_put_v1('test', %s, null, %s, 'month', null, null)"
+    routers.execute(put, "acme", 600)
+    routers.execute(put, "acme/ml", 10_000)
+    routers.execute(put, "else", 10_000)
+    await routers.start(2)
+    engine.default["hold"] = True
+    async with trio.open_nursery() as nursery:
+        held: list[Answer] = []
+        nursery.start_soon(ask_into, routers, "chain1", held)
+        await until(lambda: engine.held() == 1)
+        refused = await routers.ask("chain2", 1, **billed(100, 300))
+        assert refused.code == "insufficient_quota"
+        assert "this key's org" in refused.json["error"]["message"]
+        routers.execute("select llmgw.scope_move_v1('test', 'acme/ml', 'else')")
+        engine.default["hold"] = False
+        await until_passes(routers, "chain2", 1, **billed(100, 300))
+        engine.release()
+    assert held[0].status == 200
+    await until(routers.written)
+    spent = "select scope, spent::int from llmgw.budgets order by id"
+    assert routers.execute(spent) == [("acme", 400), ("else/ml", 800), ("else", 400)]
+
+
+async def ask_into(routers: Routers, key: str, into: list[Answer]) -> None:
+    into.append(await routers.ask(key, **billed(100, 300)))
+
+
 async def test_clients_with_limits_are_told_what_is_left(
     routers: Routers, engine: FakeEngine
 ) -> None:
