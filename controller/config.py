@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
+from controller.allowances import Allowances
 from controller.catalog.faults import explain
 from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic reads them
 from controller.router.config import StaticEndpoint
@@ -198,6 +199,9 @@ class Settings(BaseModel):
     )
     limits: Limits = Field(
         default_factory=lambda: Limits.model_validate({}), description="bounds per router process"
+    )
+    allowances: Allowances = Field(
+        default_factory=lambda: Allowances.model_validate({}), description="budgets and limits"
     )
     replicas: Replicas = Field(
         default_factory=lambda: Replicas.model_validate({}), description="watching replicas"

@@ -56,6 +56,9 @@ GAUGES = {
 PER_WORKER = {
     "connections": ("client_connections", "open client connections"),
     "table_age_s": ("route_table_age_seconds", "since routes were read"),
+    "allowances_age_s": ("allowances_age_seconds", "since Postgres granted budgets and limits"),
+    "allowances_waiting": ("requests_reserving", "requests that wait for budgets or limits"),
+    "bounds": ("bounds_known", "budgets and limits in memory"),
     "usage_waiting": ("usage_rows_waiting", "request rows not yet in Postgres"),
     "spool_rows": ("usage_spool_rows", "request rows on disk that are not yet in Postgres"),
     "spool_bytes": ("usage_spool_bytes", "what their files take"),
