@@ -22,7 +22,7 @@ RECEIVE_BYTES = 65536
 class Connection(Timed):
     """One socket. Subclasses say what bytes, the end, and an emptied buffer mean."""
 
-    __slots__ = ("_mask", "_unsendable", "fd", "given", "out", "reactor", "sock")
+    __slots__ = ("_held", "_mask", "_unsendable", "fd", "given", "out", "reactor", "sock")
 
     def __init__(self, reactor: Reactor, sock: socket.socket, mask: int) -> None:
         super().__init__()
@@ -34,6 +34,7 @@ class Connection(Timed):
         self.fd = sock.fileno()
         self.out: bytearray | None = None  # waiting to be sent
         self.given = 0  # bytes given to `send`; its owner may set it back
+        self._held = b""  # goes out at the end of this turn
         self._mask = mask
         self._unsendable = False
         reactor.register(self.fd, self, mask)
@@ -63,10 +64,35 @@ class Connection(Timed):
     @property
     def all_sent(self) -> bool:
         """Whether the kernel has taken everything that was ever given to `send`."""
-        return self.out is None and not self._unsendable and self.fd >= 0
+        return self.out is None and not self._held and not self._unsendable and self.fd >= 0
+
+    def send_soon(self, data: bytes) -> None:
+        """Send with what others send in this turn: who sleeps at the other end is woken once for
+        all of it, and waking costs more than sending."""
+        if self._held:
+            self._held += data
+        else:
+            self._held = data
+            self.reactor.send_soon(self)
+
+    def send_held(self) -> None:
+        """Called by the reactor before the turn ends."""
+        data, self._held = self._held, b""
+        self.send(data)
+        if self.out is not None:
+            self.bytes_wait()
+
+    def bytes_wait(self) -> None:
+        """Not all of what was to be sent soon went out."""
 
     def send(self, data: bytes) -> None:
         """Send now or keep for later; silently nothing when the connection is gone."""
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        """The bytes for the kernel, as they are."""
         if self.fd < 0 or self._unsendable:
             return
         self.given += len(data)
@@ -125,6 +151,7 @@ class Connection(Timed):
             self.reactor.unregister(self.fd)
         self.fd = -1
         self.out = None
+        self._held = b""
         self.reactor.close_socket(self.sock)
 
     def half_close(self) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 IN, OUT, RDHUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 GONE = select.EPOLLHUP | select.EPOLLERR
 EVENTS_BETWEEN_TASKS = 256  # then other Trio tasks get a turn
+SENT_TOGETHER = 16  # more, and the first of them would wait too long for the last
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +37,12 @@ class Handler(Protocol):
         """`on_event` raised, which is a bug of ours: give up this connection, and only this."""
 
 
+class Sender(Handler, Protocol):
+    """A connection with bytes that go out at the end of the turn."""
+
+    def send_held(self) -> None: ...
+
+
 class Reactor:
     """One epoll set, its handlers, and callbacks asked for by Trio tasks."""
 
@@ -44,6 +51,7 @@ class Reactor:
         self._handlers: dict[int, Handler] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._closing: list[socket.socket] = []
+        self._senders: list[Sender] = []
         self._in_turn = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, IN)
@@ -72,6 +80,12 @@ class Reactor:
         self._soon.append(callback)
         if not self._in_turn:
             os.eventfd_write(self._wake, 1)
+
+    def send_soon(self, sender: Sender) -> None:
+        """Have its `send_held` called before this turn ends, or at once outside of turns."""
+        self._senders.append(sender)
+        if not self._in_turn or len(self._senders) >= SENT_TOGETHER:
+            self._send()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -115,10 +129,20 @@ class Reactor:
                 os.eventfd_read(self._wake)
         for _ in range(len(self._soon)):
             self._call(self._soon.popleft())
+        self._send()
         self._in_turn = False
         for sock in self._closing:
             sock.close()
         self._closing.clear()
+
+    def _send(self) -> None:
+        senders, self._senders = self._senders, []
+        for sender in senders:
+            try:
+                sender.send_held()
+            except Exception:
+                self._report()
+                self._call(sender.crashed)
 
     def _call(self, callback: Callable[[], None]) -> None:
         try:

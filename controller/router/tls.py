@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from controller.router.client import ClientConnection
-from controller.router.connection import RECEIVE_BYTES, Connection
+from controller.router.connection import RECEIVE_BYTES
 from controller.router.dialect import CHAT
 from controller.router.errors import invalid
 from controller.router.http1 import answer
@@ -87,7 +87,7 @@ class TlsClientConnection(ClientConnection):
             if self.fd >= 0:
                 self._end(None)  # its close_notify
 
-    def send(self, data: bytes) -> None:
+    def _put(self, data: bytes) -> None:
         if data and self.fd >= 0:
             self._tls.write(data)
             self._send_encrypted()
@@ -119,13 +119,13 @@ class TlsClientConnection(ClientConnection):
         self._core.stats.add("tls_failures" if self._shaken else "tls_handshake_failures")
         self._send_encrypted()  # the alert
         if error.reason == "HTTP_REQUEST":
-            Connection.send(self, _NO_TLS)
+            super()._put(_NO_TLS)
         self._shaken = False
         self._end(error)
 
     def _send_encrypted(self) -> None:
         if self._outgoing.pending:
-            Connection.send(self, self._outgoing.read())
+            super()._put(self._outgoing.read())
 
     def _say_goodbye(self) -> None:
         """close_notify, as far as the kernel takes it: who has left needs none."""

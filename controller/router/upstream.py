@@ -127,7 +127,7 @@ class UpstreamConnection(Connection):
         times = self._timeouts
         patience_s = times.connect_s if self._connecting else times.headers_s
         self._deadlines.set(self, min(now + patience_s, total_due))
-        self.send(request)
+        self.send_soon(request)
 
     def watch(self, beat_s: float) -> None:
         """Its answer is a stream: tell the owner each time that it was silent for `beat_s`."""
@@ -271,7 +271,7 @@ class UpstreamConnection(Connection):
 
     def _release(self) -> None:
         self.owner = None
-        reusable = self._keep and self.out is None and not self._extra
+        reusable = self._keep and self.all_sent and not self._extra
         self.reused = True
         if self.pool.take_back(self, reusable=reusable):
             self._deadlines.set(self, time.monotonic() + self._timeouts.upstream_idle_s)

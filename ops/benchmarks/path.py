@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    from controller.router.reactor import Reactor
+    from controller.router.reactor import Reactor, Sender
     from controller.router.upstream import UpstreamConnection
 
 CLIENTS = 32
@@ -80,6 +80,10 @@ class NoReactor:
     def register(self, *_: object) -> None: ...
 
     modify = unregister = close_socket = call_soon = register
+
+    def send_soon(self, sender: Sender) -> None:
+        """Each turn is one event here."""
+        sender.send_held()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,14 @@ class Echo(Connection):
     def received(self, data: bytes) -> None:
         if data == b"bug":
             raise KeyError("a bug")
-        self.send(data)
+        if data == b"later":
+            self.send_soon(b"held ")
+            assert not self.all_sent
+            self.send_soon(b"bytes, ")
+            self.send(b"then ")
+            self.send_soon(b"others")
+        else:
+            self.send(data)
 
     def lost(self, error: OSError | None) -> None:
         self.ends.append(error)
@@ -78,6 +85,20 @@ async def test_what_the_kernel_does_not_take_waits_in_order(reactor: Reactor) ->
             got += await peer.receive_some(65536)
         assert got == b"".join(pieces)
         await until(lambda: connection.all_sent)
+        connection.close()
+
+
+async def test_what_is_sent_soon_goes_out_in_order_and_with_the_turn(reactor: Reactor) -> None:
+    connection, peer = pair(reactor)
+    async with peer:
+        await peer.send_all(b"later")
+        got = b""
+        while len(got) < len(b"held bytes, then others"):
+            got += await peer.receive_some()
+        assert got == b"held bytes, then others"
+        connection.send_soon(b"outside of a turn")
+        assert connection.all_sent
+        assert await peer.receive_some() == b"outside of a turn"
         connection.close()
 
 
