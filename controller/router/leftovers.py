@@ -40,6 +40,7 @@ class Leftovers:
 
     async def settle(self) -> int:
         """Write what there is; returns how many rows. Raises OSError, and what `write` raises."""
+        await trio.to_thread.run_sync(Segment.sweep, self._folder)
         paths = await trio.to_thread.run_sync(lambda: sorted(self._folder.glob(f"*{SUFFIX}")))
         written = 0
         for path in paths:

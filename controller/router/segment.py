@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<8s16s16sQ")  # magic, router, database, acknowledged
 _MAGIC = b"llmgwSP1"
+_NEW = ".new"  # ends the name of a file that is being made
 _FIRST = 64  # where records begin
 _ACKNOWLEDGED = struct.Struct("<Q")
 _ACKNOWLEDGED_AT = _HEAD.size - _ACKNOWLEDGED.size
@@ -60,7 +61,7 @@ class Segment:
     @classmethod
     def make(cls, path: Path, size: int, owner: Owner) -> Self:
         """A new one, locked before others can see it. OSError when there is no room for it."""
-        new = path.with_name(f".{path.name}.new")
+        new = path.with_name(f".{path.name}{_NEW}")
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,6 +74,17 @@ class Segment:
             os.close(file)
             new.unlink(missing_ok=True)
             raise
+
+    @staticmethod
+    def sweep(folder: Path) -> None:
+        """Remove files that were never whole: their makers were killed in making them."""
+        for path in folder.glob(f".*{_NEW}"):
+            try:
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink(missing_ok=True)
+            except (FileNotFoundError, BlockingIOError):
+                continue  # it was renamed, or is being made
 
     @classmethod
     def take_over(cls, path: Path) -> Self | None:

@@ -11,6 +11,7 @@ from ops.benchmarks.router import router
 from ops.benchmarks.scale import scale
 from ops.benchmarks.snapshot import snapshot
 from ops.benchmarks.tick import tick
+from ops.benchmarks.usage import usage
 
 
 @click.group()
@@ -25,6 +26,7 @@ main.add_command(router)
 main.add_command(scale)
 main.add_command(snapshot)
 main.add_command(tick)
+main.add_command(usage)
 
 if __name__ == "__main__":
     main()

@@ -257,6 +257,7 @@ async def test_leftovers_are_written_once_and_removed(tmp_path: Path) -> None:
     other.append(b"foreign")
     other.close()
     (tmp_path / "e.spool").write_bytes(b"?")
+    (tmp_path / ".f.spool.new").write_bytes(bytes(100))  # its maker was killed in making it
     table = Table()
     leftovers = Leftovers(tmp_path, OWNER.database, table.write)
     assert await leftovers.settle() == 2510
