@@ -46,12 +46,12 @@ class UsageRow(NamedTuple):
     degraded: bool = False  # what was known could not all be kept
     scopes: tuple[int | None, ...] = (None, None, None)  # org, team and user when it began
     upstream_id: str | None = None  # what the engine called its answer
-    tried: list[Any] | None = None  # attempts before the last one
+    tried: list[Any] | None = None  # [replica, model, why, ms] of attempts that failed
 
     def as_values(self) -> tuple[Any, ...]:
         """The row as `usage_flush` takes it.
 
-        Values without names: a dictionary costs six times as much, `round` three times int.
+        Values without names: a dictionary costs six times as much.
         """
         (  # by name, one by one, it would take twice as long
             number, key, asked, model, replica, endpoint, status, http_status, stream,

@@ -21,7 +21,7 @@ language sql security definer set search_path = llmgw_core, pg_temp as $$
             (r->>22)::bigint, (r->>23)::bigint, (r->>24)::bigint, null, null, (r->>21)::boolean, null, r->>25, nullif(r->26, 'null'))::llmgw_core.usage_event
         from jsonb_array_elements(p_rows) r)) w
 $$;
-comment on function llmgw_core.usage_flush_v3(uuid, jsonb) is 'Request rows of a router as lists of values: those of the table''s columns to queue_ms, then degraded, org, team and user of the key, the id that the engine gave its answer, and attempts before the last. Names would cost the routers more than all else of a row. Returns {"written", "unpriced"}.';
+comment on function llmgw_core.usage_flush_v3(uuid, jsonb) is 'Request rows of a router as lists of values: those of the table''s columns to queue_ms, then degraded, org, team and user of the key, the id that the engine gave its answer, and the attempts that failed. Names would cost the routers more than all else of a row. Returns {"written", "unpriced"}.';
 
 create or replace function llmgw_core.usage_flush_v2(p_rows jsonb) returns int
 language sql security definer set search_path = llmgw_core, pg_temp as $$

@@ -12,7 +12,7 @@ alter table llmgw_core.usage_event
     add column tags jsonb,
     add column upstream_id text,
     add column tried jsonb;
-comment on table llmgw_core.usage_event is 'One row per client request; tokens are null when nothing is known of them, estimated when the engine did not tell them all. Scopes are those that the router knew when the request began. cost_micros is exact, by the price in force then; null and unpriced when there is none. degraded: what was known could not all be kept. tried: attempts before the last one. queue_ms is how long it waited in the router for its model to start or for a place at a replica, null when it was refused before. Daily partitions.';
+comment on table llmgw_core.usage_event is 'One row per client request; tokens are null when nothing is known of them, estimated when the engine did not tell them all. Scopes are those that the router knew when the request began. cost_micros is exact, by the price in force then; null and unpriced when there is none. degraded: what was known could not all be kept. tried: [replica, model, why, ms] of attempts that failed. queue_ms is how long it waited in the router for its model to start or for a place at a replica, null when it was refused before. Daily partitions.';
 
 create table llmgw_core.usage_minute (
     minute timestamptz not null,

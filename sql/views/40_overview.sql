@@ -108,6 +108,9 @@ union all select 'shard that nobody needs', format('%s on %s', s.id, s.node_id),
         format('replica %s is %s: update llmgw_core.shard set desired = ''stopped'' where id = %s', r.id, r.state, s.id)
     from llmgw_core.shard s join llmgw_core.replica r on r.id = s.replica_id
     where s.state not in ('stopped', 'failed') and s.desired = 'running' and (s.launch <> r.launch or r.state in ('pending', 'stopping', 'failed', 'gone'))
+union all select 'use without a price', 'model ' || d.model, format('%s requests since midnight UTC cost nobody knows what: give it prices in the catalog', sum(d.unpriced))
+    from llmgw_core.usage_day d where d.day = (clock_timestamp() at time zone 'UTC')::date and d.unpriced > 0 and d.model is not null
+        and exists (select 1 from llmgw_core.price p where p.prompt is not null or p.completion is not null) group by d.model
 union all select 'notify queue filling', current_database(), round(100 * pg_notification_queue_usage()) || ' %' where pg_notification_queue_usage() > 0.01
 union all select 'heartbeats are not HOT', relname, n_tup_hot_upd || ' of ' || n_tup_upd from pg_stat_user_tables
     where schemaname = 'llmgw_core' and relname = 'beat' and n_tup_upd > 1000 and n_tup_hot_upd < 0.95 * n_tup_upd;

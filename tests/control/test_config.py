@@ -197,6 +197,21 @@ def test_the_access_log_is_off_or_has_a_place_and_a_share(of, tmp_path):
     assert "less than or equal to 1" in fault(of, STATIC + "access_log_sample = 2.0\n")
 
 
+def test_rows_that_wait_are_kept_where_systemd_says_unless_a_setting_does(of, bare, tmp_path):
+    def spool(settings):
+        return router_config(settings, tmp_path, 0, "x").spool
+
+    assert spool(of()) == tmp_path / "spool"
+    bare.setenv("STATE_DIRECTORY", "/var/lib/llmgw-controller:/var/lib/more")
+    assert spool(of()) == Path("/var/lib/llmgw-controller/spool")
+    assert spool(of(STATIC + 'state_dir = "/srv/llmgw"\n')) == Path("/srv/llmgw/spool")
+    bare.setenv("LLMGW_STATE_DIR", "/srv/other")
+    assert spool(of()) == Path("/srv/other/spool")
+    bounded = of(STATIC + '[limits]\nspool = "32MiB"\n')
+    assert router_config(bounded, tmp_path, 0, "x").limits.spool_bytes == 32 << 20
+    assert "greater than or equal to 16" in fault(of, STATIC + '[limits]\nspool = "1MiB"\n')
+
+
 def test_a_reload_takes_what_can_change_and_names_the_rest(of):
     now = of()
     in_force, later = reloaded(now, of(STATIC + 'log_level = "debug"\nworkers = 5\ndrain = "1m"\n'))

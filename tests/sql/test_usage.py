@@ -136,6 +136,17 @@ def test_B07_use_without_a_price_is_flagged_and_never_zero(fleet, now):
     assert flush(fleet, row(10, now, model="half", prompt_tokens=4))["unpriced"] == 0
 
 
+def test_B07_use_without_a_price_is_trouble_where_others_have_one(fleet, now):
+    trouble = "select object, why from llmgw.trouble where what = 'use without a price'"
+    flush(fleet, row(1, now, model="free", prompt_tokens=1), row(2, now, prompt_tokens=1))
+    assert fleet.rows(trouble) == [], "nobody asks for prices here"
+    price(fleet, 60, prompt=1)
+    flush(fleet, row(3, now, model="free", prompt_tokens=1), row(4, now, prompt_tokens=1))
+    told = {found["object"]: found["why"] for found in fleet.rows(trouble)}
+    assert told.keys() == {"model free", "model m"}
+    assert told["model free"].startswith("2 requests")
+
+
 def test_a_price_counts_for_requests_that_began_under_it(fleet, now):
     price(fleet, 60, prompt=2_000_000)
     price(fleet, 30, prompt=5_000_000)

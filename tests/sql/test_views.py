@@ -75,7 +75,7 @@ def lived_in(fleet):
             ],
         )
     fleet.controller.execute(
-        "select llmgw.key_create_v1('me', 'abcdef', %s, 'k', '{m}', null)", (digest("k"),)
+        "select llmgw.key_create_v1('me', 'lived0', %s, 'k', '{m}', null)", (digest("k"),)
     )
     use(fleet, replica, 0, age_ms=120_000)
     flush(fleet, usage_row("00000000-0000-0000-0000-000000000001", attempts=1))
