@@ -75,10 +75,18 @@ class Page(list[Any]):
     next: str | None = None
 
 
-async def page(pool: Pool, cursors: Cursors, name: str, query: PageQuery, *filters: object) -> Page:
-    """One page of the list that the statement of this name makes."""
+async def page(
+    pool: Pool,
+    cursors: Cursors,
+    name: str,
+    query: PageQuery,
+    *filters: object,
+    timeout_s: float | None = None,
+) -> Page:
+    """One page of the list that the statement of this name makes; None: the pool's own limit."""
     after = cursors.open(name, filters, query.cursor) if query.cursor else None
-    rows = await pool.fetch(statements()[name], after, query.limit + 1, *filters)
+    args = after, query.limit + 1, *filters
+    rows = await pool.fetch(statements()[name], *args, timeout_s=timeout_s)
     found = Page(row["row"] for row in rows[: query.limit])
     if len(rows) > query.limit:
         found.next = cursors.seal(name, filters, rows[query.limit - 1]["key"])

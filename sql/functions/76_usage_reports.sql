@@ -1,30 +1,20 @@
 -- Reports of what was used: from sums, never from single rows.
 
-create or replace function llmgw_core.usage_sums(p_since timestamptz, p_until timestamptz)
-returns table (key_id text, model text, org_id bigint, team_id bigint, user_id bigint, requests bigint, errors bigint, prompt_tokens bigint, cached_tokens bigint,
-    completion_tokens bigint, reasoning_tokens bigint, cost_micros numeric, unpriced bigint, estimated bigint, degraded bigint, last_at timestamptz)
+create or replace function llmgw_core.usage_span(p_since timestamptz, p_until timestamptz, out lo timestamptz, out hi timestamptz, out first_day timestamptz, out last_day timestamptz)
 language plpgsql stable security definer set search_path = llmgw_core, pg_temp set timezone = 'UTC' as $$
-#variable_conflict use_column
 declare
     kept timestamptz := llmgw_core.first_partition('usage_minute');
-    lo timestamptz := date_trunc(case when p_since < kept then 'day' else 'minute' end, p_since);
+begin
+    lo := date_trunc(case when p_since < kept then 'day' else 'minute' end, p_since);
     -- To the end of the minute or day that has begun: what is going on now belongs to it.
-    hi timestamptz := case when p_until is null or p_until >= clock_timestamp() then 'infinity'
+    hi := case when p_until is null or p_until >= clock_timestamp() then 'infinity'
         when p_until < kept then date_trunc('day', p_until + interval '1 day' - interval '1 microsecond')
         else date_trunc('minute', p_until + interval '1 minute' - interval '1 microsecond') end;
-    first_day timestamptz := case when lo = date_trunc('day', lo) then lo else date_trunc('day', lo) + interval '1 day' end;
-    last_day timestamptz := greatest(case when hi = 'infinity' then hi else date_trunc('day', hi) end, first_day);
-begin
-    return query
-        select d.key_id, d.model, d.org_id, d.team_id, d.user_id, d.requests, d.errors, d.prompt_tokens, d.cached_tokens, d.completion_tokens,
-            d.reasoning_tokens, d.cost_micros, d.unpriced, d.estimated, d.degraded, d.last_at
-        from llmgw_core.usage_day d where d.day >= first_day::date and d.day < last_day::date and first_day < hi
-        union all
-        select m.key_id, m.model, m.org_id, m.team_id, m.user_id, m.requests, m.errors, m.prompt_tokens, m.cached_tokens, m.completion_tokens,
-            m.reasoning_tokens, m.cost_micros, m.unpriced, m.estimated, m.degraded, m.last_at
-        from llmgw_core.usage_minute m where (m.minute >= lo and m.minute < least(first_day, hi)) or (m.minute >= last_day and m.minute < hi);
+    first_day := case when lo = date_trunc('day', lo) then lo else date_trunc('day', lo) + interval '1 day' end;
+    last_day := greatest(case when hi = 'infinity' then hi else date_trunc('day', hi) end, first_day);
+    first_day := least(first_day, hi);
 end $$;
-comment on function llmgw_core.usage_sums(timestamptz, timestamptz) is 'Sums of use in a span: whole days from usage_day, the rest from usage_minute. A span counts whole minutes (UTC), and whole days where sums of minutes are not kept any more; until null: until now.';
+comment on function llmgw_core.usage_span(timestamptz, timestamptz) is 'Where sums of a span come from: whole days from first_day to before last_day, minutes from lo to before first_day and from last_day to before hi. A span counts whole minutes (UTC), and whole days where sums of minutes are not kept any more; until null: until now.';
 
 create or replace function llmgw_core.scope_told(p_scope text) returns bigint
 language plpgsql stable security definer set search_path = llmgw_core, pg_temp as $$
@@ -55,6 +45,7 @@ language plpgsql stable security definer set search_path = llmgw_core, pg_temp a
 #variable_conflict use_column
 declare
     below bigint := llmgw_core.scope_told(p_within);
+    span record;
 begin
     if p_scope is null or p_scope not in ('org', 'team', 'user', 'key', 'model') then
         raise exception 'there is no use by %: it is told by org, team, user, key or model', coalesce(p_scope, 'nothing') using errcode = 'LG003';
@@ -62,17 +53,36 @@ begin
     if p_until <= p_since then
         raise exception 'a span from % until % holds no time: until is after since', p_since, p_until using errcode = 'LG003';
     end if;
+    select * into span from llmgw_core.usage_span(p_since, p_until);
     return query
-        with used as (
-            select coalesce(case p_scope when 'org' then s.org_id::text when 'team' then s.team_id::text when 'user' then s.user_id::text
-                    when 'key' then s.key_id else s.model end, '-') as id,
-                count(distinct s.key_id) as keys, sum(s.requests)::bigint as requests, sum(s.prompt_tokens) as prompt_tokens, sum(s.cached_tokens) as cached_tokens,
+        with sums as (
+            select d.key_id, d.model, d.org_id, d.team_id, d.user_id, d.requests, d.errors, d.prompt_tokens, d.cached_tokens, d.completion_tokens,
+                d.reasoning_tokens, d.cost_micros, d.unpriced, d.estimated, d.degraded, d.last_at
+            from llmgw_core.usage_day d
+            where d.day >= (span.first_day at time zone 'UTC')::date and d.day < (span.last_day at time zone 'UTC')::date and span.first_day < span.hi
+            union all
+            select m.key_id, m.model, m.org_id, m.team_id, m.user_id, m.requests, m.errors, m.prompt_tokens, m.cached_tokens, m.completion_tokens,
+                m.reasoning_tokens, m.cost_micros, m.unpriced, m.estimated, m.degraded, m.last_at
+            from llmgw_core.usage_minute m where m.minute >= span.lo and m.minute < span.first_day
+            union all
+            select m.key_id, m.model, m.org_id, m.team_id, m.user_id, m.requests, m.errors, m.prompt_tokens, m.cached_tokens, m.completion_tokens,
+                m.reasoning_tokens, m.cost_micros, m.unpriced, m.estimated, m.degraded, m.last_at
+            from llmgw_core.usage_minute m where m.minute >= span.last_day and m.minute < span.hi),
+        -- By key first: to count distinct ones of each group would sort all rows.
+        by_key as (
+            select case p_scope when 'org' then s.org_id::text when 'team' then s.team_id::text when 'user' then s.user_id::text
+                    when 'key' then s.key_id else s.model end as id, s.key_id,
+                sum(s.requests) as requests, sum(s.prompt_tokens) as prompt_tokens, sum(s.cached_tokens) as cached_tokens,
                 sum(s.completion_tokens) as completion_tokens, sum(s.reasoning_tokens) as reasoning_tokens, sum(s.cost_micros) as cost_micros,
-                sum(s.errors)::bigint as errors, sum(s.unpriced)::bigint as unpriced, sum(s.estimated)::bigint as estimated, sum(s.degraded)::bigint as degraded,
-                max(s.last_at) as last_at
-            from llmgw_core.usage_sums(p_since, p_until) s
-            where below is null or below in (s.org_id, s.team_id, s.user_id)
-            group by 1)
+                sum(s.errors) as errors, sum(s.unpriced) as unpriced, sum(s.estimated) as estimated, sum(s.degraded) as degraded, max(s.last_at) as last_at
+            from sums s where below is null or below in (s.org_id, s.team_id, s.user_id)
+            group by 1, 2),
+        used as (
+            select coalesce(k.id, '-') as id, count(k.key_id) as keys, sum(k.requests)::bigint as requests, sum(k.prompt_tokens) as prompt_tokens,
+                sum(k.cached_tokens) as cached_tokens, sum(k.completion_tokens) as completion_tokens, sum(k.reasoning_tokens) as reasoning_tokens,
+                sum(k.cost_micros) as cost_micros, sum(k.errors)::bigint as errors, sum(k.unpriced)::bigint as unpriced,
+                sum(k.estimated)::bigint as estimated, sum(k.degraded)::bigint as degraded, max(k.last_at) as last_at
+            from by_key k group by 1)
         select p_scope, u.id, coalesce(l.path, k.name, case when u.id = '-' then 'no ' || p_scope else u.id end), u.keys, u.requests, u.prompt_tokens, u.cached_tokens,
             u.completion_tokens, u.reasoning_tokens, u.cost_micros, u.errors, u.unpriced, u.estimated, u.degraded, u.last_at, b.micros, b.period, b.fraction
         from used u
