@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import trio
 
 from controller.router.answer_id import answer_id
 from controller.router.config import RouterConfig, Timeouts
+from controller.router.segment import Owner, Segment
 from controller.router.server import run_router
 from controller.router.spool import Spool
 from controller.router.stats import Stats
@@ -21,6 +23,7 @@ from controller.router.usage_writer import REFUSED, UsageWriter
 from sql import queries
 from tests.fake_engine import FakeEngine
 from tests.router.test_database import look, prepare
+from tests.router.test_server import QUERIES, Shelf
 from tests.router.test_spool import OWNER, SIZE
 from tests.router.wire import Wire, until
 from tests.usage_columns import named
@@ -333,6 +336,44 @@ async def test_a_row_that_postgres_refuses_keeps_no_other_back(
     assert dict(core.stats.usage_rows) == {"written": 48, "unpriced": 48, "refused": 2}
     kept = [json.loads(line) for line in (tmp_path / REFUSED).read_text().splitlines()]
     assert ids([orjson.dumps(row) for row in kept]) == [7, 31]
+
+
+class Leaving(Shelf):
+    """A database that is there at the start and away at the end."""
+
+    async def fetchval(self, sql: str, *args: Any) -> Any:
+        if sql == "usage_database":
+            return str(OWNER.database)
+        return await super().fetchval(sql, *args)
+
+
+async def test_a_router_that_stops_without_postgres_leaves_its_rows_on_disk(
+    nursery: trio.Nursery, engine: FakeEngine, tmp_path: Path
+) -> None:
+    shelf = Leaving(engine)
+    config = RouterConfig(
+        host="127.0.0.1", port=0, handle_signals=False, spool=tmp_path,
+        timeouts=Timeouts(refresh_s=30.0, flush_s=0.02),
+    )  # fmt: skip
+    names = {**QUERIES, "usage_database": "usage_database"}
+    running = await nursery.start(run_router, config, shelf, names)
+    await until(lambda: running.core.snapshot().get("spool_bytes"))
+    await until(lambda: running.core.table_loaded_at)
+    shelf.away = True
+    wire = await Wire.open(running.port)
+    for _ in range(3):
+        await wire.post("/v1/chat/completions", {"model": "m"})
+        assert (await wire.answer()).status == 200
+    wire.close()
+    running.stop()
+    await until(lambda: running.core.usage.spool is None)
+    assert not shelf.written
+    (path,) = tmp_path.glob("*.spool")
+    left = Segment.take_over(path)
+    assert left is not None
+    assert left.owner == Owner(uuid.UUID(running.core.router_id), OWNER.database)
+    assert len(set(ids(left.read(9)[0]))) == 3
+    left.remove()
 
 
 async def test_rows_that_wait_at_the_end_are_on_disk_for_the_next_router(
