@@ -60,7 +60,7 @@ create or replace function llmgw_core.scope_moved() returns trigger
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 begin
     update llmgw_core.api_key k set changed = pg_current_xact_id()
-        where k.scope_id in (select llmgw_core.scopes_below(new.id)) and k.changed <> pg_current_xact_id();
+        where k.scope_id = any (array(select llmgw_core.scopes_below(new.id))) and k.changed <> pg_current_xact_id();
     return null;
 end $$;
 comment on function llmgw_core.scope_moved() is 'What stands above the keys below is another: routers read these keys again. A name is nothing that they know.';

@@ -1,10 +1,11 @@
 -- name: scopes
--- A page of scopes, oldest first.
+-- A page of scopes, oldest first; which they are is found before anything is counted of them.
 select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.id) as key
-from llmgw.scopes v
-where ($1::jsonb is null or v.id > ($1::jsonb->>0)::bigint) and ($3::text is null or v.kind = $3)
-    and ($4::text is null or v.id in (select llmgw_core.scopes_below(llmgw_core.scope_of($4::text)))) and ($5::boolean or v.deleted_at is null)
-order by v.id limit $2::int;
+from llmgw.scopes v where v.id = any (array(select s.id from llmgw_core.scope_line s
+    where ($1::jsonb is null or s.id > ($1::jsonb->>0)::bigint) and ($3::text is null or s.kind = $3)
+        and ($4::text is null or s.id = any (array(select llmgw_core.scopes_below(llmgw_core.scope_of($4::text))))) and ($5::boolean or s.deleted_at is null)
+    order by s.id limit $2::int))
+order by v.id;
 
 -- name: scope
 -- One scope by its id.
@@ -27,12 +28,14 @@ select llmgw.scope_rename_v1($1::text, $2::text, $3::text)::text;
 select llmgw.scope_delete_v1($1::text, $2::text);
 
 -- name: keys
--- A page of keys, oldest first; never anything secret.
+-- A page of keys, oldest first; never anything secret. Which they are is found before their scopes are looked at: there may be a million.
 select jsonb_strip_nulls(to_jsonb(v)) as row, jsonb_build_array(v.created_at, v.id) as key
-from llmgw.keys v
-where ($1::jsonb is null or (v.created_at, v.id) > (($1::jsonb->>0)::timestamptz, $1::jsonb->>1))
-    and ($3::text is null or v.scope_id in (select llmgw_core.scopes_below(llmgw_core.scope_of($3::text)))) and ($4::text is null or v.state = $4)
-order by v.created_at, v.id limit $2::int;
+from llmgw.keys v where v.id = any (array(select k.id from llmgw_core.api_key k
+    where ($1::jsonb is null or (k.created_at, k.id) > (($1::jsonb->>0)::timestamptz, $1::jsonb->>1))
+        and ($3::text is null or k.scope_id = any (array(select llmgw_core.scopes_below(llmgw_core.scope_of($3::text)))))
+        and ($4::text is null or $4 = case when k.revoked_at is not null then 'revoked' when k.expires_at <= clock_timestamp() then 'expired' else 'active' end)
+    order by k.created_at, k.id limit $2::int))
+order by v.created_at, v.id;
 
 -- name: source
 -- For the rest of this transaction: the address that the audit notes.

@@ -20,7 +20,7 @@ create or replace view llmgw.scopes as
 select l.id, l.kind, l.name, l.path, l.parent, s.tags,
     (select count(*) from llmgw_core.api_key k where k.scope_id = l.id and k.revoked_at is null and (k.expires_at is null or k.expires_at > clock_timestamp())) as keys,
     s.created_by, s.created_at, l.deleted_at
-from llmgw_core.scope_line l join llmgw_core.scope s on s.id = l.id order by l.id;
+from llmgw_core.scope_line l join llmgw_core.scope s on s.id = l.id;
 comment on view llmgw.scopes is 'Organisations, teams and users, deleted ones too (deleted_at). keys counts the active ones directly in it; path is what people write, id never changes.';
 
 create or replace view llmgw.keys as
@@ -28,8 +28,7 @@ select k.id, k.name, k.models, k.created_by, k.created_at, k.expires_at, k.revok
     case when k.revoked_at is not null then 'revoked' when k.expires_at <= clock_timestamp() then 'expired' else 'active' end as state,
     k.scope_id, l.path as scope, k.ips::text[] as ips, k.tags, k.rotated_at,
     (select max(o.until) from llmgw_core.api_key_old o where o.key_id = k.id and o.until > clock_timestamp() and k.revoked_at is null) as old_until, u.used_at
-from llmgw_core.api_key k left join llmgw_core.scope_line l on l.id = k.scope_id left join llmgw_core.api_key_use u on u.key_id = k.id
-order by k.created_at, k.id;
+from llmgw_core.api_key k left join llmgw_core.scope_line l on l.id = k.scope_id left join llmgw_core.api_key_use u on u.key_id = k.id;
 comment on view llmgw.keys is 'Keys of clients, without anything secret. models null = every model, ips null = from anywhere; scope is a path. old_until: so long a secret from before a rotation is good too. used_at to the minute.';
 
 create or replace view llmgw.users as
@@ -41,5 +40,5 @@ order by p.name;
 comment on view llmgw.users is 'Who may log in to the pages, with how many sessions are open and when one was last used.';
 
 create or replace view llmgw.audit as
-select a.id, a.at, a.actor, a.action, a.object, a.detail, a.source from llmgw_core.audit a order by a.id desc;
-comment on view llmgw.audit is 'Who changed what, when and from which address; newest first.';
+select a.id, a.at, a.actor, a.action, a.object, a.detail, a.source from llmgw_core.audit a;
+comment on view llmgw.audit is 'Who changed what, when and from which address; order by id desc for the newest.';

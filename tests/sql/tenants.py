@@ -57,5 +57,5 @@ def key(
 def fill(fleet: Fleet) -> None:
     """Something in every table that a view of tenants reads."""
     scope(fleet, "org", "acme")
-    key(fleet, scope="acme")
+    key(fleet, "ofacme", scope="acme")
     call(fleet, "llmgw.user_create_v1", "me", "ada", "$argon2id$x", True, "acme")

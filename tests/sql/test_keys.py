@@ -114,7 +114,7 @@ def test_the_audit_says_from_where(fleet, database):
     with database.connect(database.controller_url) as api, api.transaction():
         api.execute("select set_config('llmgw.source', '203.0.113.9', true)")
         api.execute("select llmgw.key_revoke_v1('ada', 'abcdef')")
-    rows = fleet.rows("select actor, action, object, source from llmgw.audit")
+    rows = fleet.rows("select actor, action, object, source from llmgw.audit order by id desc")
     assert [tuple(row.values()) for row in rows] == [
         ("ada", "revoke", "key abcdef", "203.0.113.9"),
         ("me", "create", "key abcdef", "127.0.0.1"),

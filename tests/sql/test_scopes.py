@@ -109,7 +109,7 @@ def test_deleting_keeps_history_and_revokes_what_is_below(acme):
         ("keyuser", "revoked", "acme/ml/alice"),
     ]
     assert acme.value("select count(*) from llmgw.scopes where deleted_at is not null") == 3
-    said = acme.rows("select action, detail from llmgw.audit limit 1")[0]
+    said = acme.rows("select action, detail from llmgw.audit order by id desc limit 1")[0]
     assert (said["action"], said["detail"]["keys"]) == ("delete", 3)
     with pytest.raises(psycopg.Error, match="history"):
         acme.admin.execute("delete from llmgw_core.scope where name = 'acme'")
