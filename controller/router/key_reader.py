@@ -33,6 +33,7 @@ FIRST_KEYS = 20_000
 MOST_CHANGED = 20_000  # in one refresh; beyond, all that are here are read again
 BATCH = 1000
 USED_EVERY_S = 60.0
+COMPLAIN_S = 5.0
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ class KeyReader:
         self._asked: dict[bytes, list[Answered]] = {}
         self._news = trio.Event()
         self._one_at_a_time = trio.Lock()
+        self._silent_until = 0.0
         self._mark: int | None = None  # transactions from here on are looked at by the next refresh
 
     # -- asked for -------------------------------------------------------------------------------
@@ -83,13 +85,20 @@ class KeyReader:
                     )
         except Exception as error:  # mostly the database is away; whatever it is, nobody waits on
             self._core.stats.add("key_lookups_failed", len(self._asked))
-            log.warning("keys cannot be looked up", error=repr(error), hashes=len(self._asked))
+            self._complain(error)
             self._answer(list(self._asked), AUTH_UNAVAILABLE)  # who came meanwhile waits no longer
             return
         unknown = [digest for digest in digests if digest not in found]
         self._keys.cache.learn_unknown(unknown)
         self._answer(found, None)
         self._answer(unknown, BAD_KEY)
+
+    def _complain(self, error: Exception) -> None:
+        """A line now and then: with Postgres away every key that is not here fails, in no time."""
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + COMPLAIN_S
+            log.warning("keys cannot be looked up", error=repr(error), hashes=len(self._asked))
 
     def _answer(self, digests: Iterable[bytes], error: ApiError | None) -> None:
         for digest in digests:

@@ -109,6 +109,16 @@ def test_use_is_noted_and_what_is_unknown_is_left_out(fleet):
     assert fleet.rows("select key_id, used_at from llmgw_core.api_key_use") == used
 
 
+def test_secrets_are_forgotten_a_day_after_their_grace(fleet):
+    key(fleet)
+    rotate(fleet, "two", 60)
+    rotate(fleet, "three", 60)
+    past = "update llmgw_core.api_key_old set until = now() - interval '25 h' where hash = %s"
+    fleet.admin.execute(past, (digest("two"),))
+    fleet.admin.execute("select llmgw_core.keys_keep()")
+    assert [secret for secret, _ in olds(fleet)] == [digest("abcdef")]
+
+
 def test_the_audit_says_from_where(fleet, database):
     key(fleet)
     with database.connect(database.controller_url) as api, api.transaction():
