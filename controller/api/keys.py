@@ -60,6 +60,20 @@ class MoveKeyBody(Strict):
     scope: Where | None = Field(None, description="an id or a path; absent: in none")
 
 
+class ChangeKeyBody(Strict):
+    """What is to be otherwise; what is absent stays, null takes a bound away."""
+
+    name: str | None = Field(None, min_length=1, max_length=200)
+    models: list[str] | None = Field(None, min_length=1, description="null: every model")
+    expires: Seconds | None = Field(
+        None, gt=0, le=MOST_LIFE_S, description='from now, as "90d"; null: never'
+    )
+    ips: list[Annotated[str, Field(max_length=50)]] | None = Field(
+        None, min_length=1, max_length=100, description="null: from anywhere"
+    )
+    tags: Tags | None = Field(None, description="all of them anew")
+
+
 async def keys(call: Call) -> Page:
     """Keys, without anything secret."""
     query = call.query
@@ -88,6 +102,21 @@ async def rotate(call: Call) -> Any:
     key, digest = _secret(number)
     until = await call.value("key_rotate", call.actor, number, digest, call.body.grace)
     return {"id": number, "key": key, "old_until": until}
+
+
+async def change(call: Call) -> Any:
+    """Other bounds for a key, known to every router within two seconds; as it is listed then."""
+    number = call.path["id"]
+    changes = call.body.model_dump(exclude_unset=True)
+    bare = [name for name in ("name", "tags") if name in changes and changes[name] is None]
+    if bare or not changes:
+        needs = {"name": "a name, so it cannot be null", "tags": "tags, {} for none"}
+        raise ApiError(400, f"a key has {needs[bare[0]]}" if bare else "nothing is to be changed")
+    try:
+        await call.value("key_change", call.actor, number, changes)
+    except Refused as error:
+        raise ApiError(400, str(error)) from error
+    return await call.value("key", number)
 
 
 async def move(call: Call) -> Any:

@@ -22,6 +22,8 @@ TENANCY: Final = (
     Route("GET", "/keys", keys.keys, list[views.KeyView], "Clients' keys", keys.KeysQuery),
     Route("POST", "/keys", keys.create, results.NewKey, "Make a key, shown once",
           body=keys.KeyBody),
+    Route("POST", "/keys/{id}/change", keys.change, views.KeyView,
+          "Other models, networks, tags or another end for a key", body=keys.ChangeKeyBody),
     Route("POST", "/keys/{id}/rotate", keys.rotate, results.RotatedKey,
           "A new secret for a key, shown once", body=keys.RotateBody),
     Route("POST", "/keys/{id}/move", keys.move, results.MovedKey, "Put a key into a scope",

@@ -78,6 +78,35 @@ def rotate(session: Session, id_: str, grace: float) -> None:
 
 @keys.command()
 @click.argument("id_", metavar="ID")
+@click.option("--name", help="Another name.")
+@click.option("--models", help='Names or aliases, with commas between; "any": every model.')
+@click.option("--ips", help='Networks, with commas between; "any": from anywhere.')
+@click.option("--expires", help='From now, as "90d"; "never".')
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="All tags anew.")
+@click.pass_obj
+def change(
+    session: Session, id_: str, name: str | None, models: str | None, ips: str | None,
+    expires: str | None, tags: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Change what is named of a key; every router knows it within two seconds."""
+    body: dict[str, Any] = {}
+    if name is not None:
+        body["name"] = name
+    for field, text in (("models", models), ("ips", ips)):
+        if text is not None:
+            body[field] = None if text == "any" else _words(text)
+    if expires is not None:
+        body["expires"] = None if expires == "never" else expires
+    if tags:
+        body["tags"] = tags_of(tags)
+    if not body:
+        raise click.UsageError("say what to change: --name, --models, --ips, --expires or --tag")
+    done = session.client.post(f"/keys/{part(id_)}/change", body)
+    session.out.show(done, lambda: f"Key {id_} is changed.")
+
+
+@keys.command()
+@click.argument("id_", metavar="ID")
 @click.option("--to", "scope", help="Its new scope (path or id).")
 @click.option("--out", is_flag=True, help="Out of all scopes.")
 @click.pass_obj

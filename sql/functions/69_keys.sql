@@ -38,6 +38,24 @@ begin
 end $$;
 comment on function llmgw_core.networks(text[]) is 'Networks out of their texts; null for none, LG003 for what is not one.';
 
+create or replace function llmgw_core.models_known(p_key text, p_models text[]) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    unknown text;
+begin
+    select m into unknown from unnest(p_models) m where not exists (select 1 from llmgw_core.model_name n where n.name = m) limit 1;
+    if unknown is not null then
+        raise exception 'key %: there is no model or alias %', p_key, unknown using errcode = 'LG003', hint = 'select name from llmgw.models';
+    end if;
+end $$;
+comment on function llmgw_core.models_known(text, text[]) is 'LG003 when one of these is no name of a model.';
+
+create or replace function llmgw_core.texts_of(p_list jsonb) returns text[]
+language sql immutable set search_path = llmgw_core, pg_temp as $$
+    select case jsonb_typeof(p_list) when 'array' then array(select jsonb_array_elements_text(p_list)) end
+$$;
+comment on function llmgw_core.texts_of(jsonb) is 'A list of texts; null for anything else.';
+
 create or replace function llmgw_core.key_locked(p_id text) returns llmgw_core.api_key
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
@@ -55,13 +73,9 @@ create or replace function llmgw.key_create_v2(p_actor text, p_id text, p_hash b
 returns timestamptz language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     until timestamptz := clock_timestamp() + make_interval(secs => p_ttl_s);
-    unknown text;
     scope bigint;
 begin
-    select m into unknown from unnest(p_models) m where not exists (select 1 from llmgw_core.model_name n where n.name = m) limit 1;
-    if unknown is not null then
-        raise exception 'key %: there is no model or alias %', p_name, unknown using errcode = 'LG003', hint = 'select name from llmgw.models';
-    end if;
+    perform llmgw_core.models_known(p_name, p_models);
     if p_scope is not null then
         perform pg_advisory_xact_lock_shared(7720, 4);
         scope := llmgw_core.scope_of(p_scope);
@@ -119,6 +133,31 @@ begin
 end $$;
 comment on function llmgw.key_move_v1(text, text, text) is 'Puts a key into a scope (id or path; null: into none). Requests that run are billed where they began.';
 
+create or replace function llmgw.key_change_v1(p_actor text, p_id text, p_changes jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    k llmgw_core.api_key := llmgw_core.key_locked(p_id);
+begin
+    if k.revoked_at is not null then
+        raise exception 'key % is revoked: nothing of it changes any more', p_id using errcode = 'LG003';
+    end if;
+    perform llmgw_core.models_known(p_id, llmgw_core.texts_of(p_changes->'models'));
+    begin
+        update llmgw_core.api_key x set
+            name = case when p_changes ? 'name' then p_changes->>'name' else x.name end,
+            models = case when p_changes ? 'models' then llmgw_core.texts_of(p_changes->'models') else x.models end,
+            ips = case when p_changes ? 'ips' then llmgw_core.networks(llmgw_core.texts_of(p_changes->'ips')) else x.ips end,
+            tags = case when p_changes ? 'tags' then p_changes->'tags' else x.tags end,
+            expires_at = case when p_changes ? 'expires' then clock_timestamp() + make_interval(secs => (p_changes->>'expires')::double precision) else x.expires_at end
+            where x.id = p_id;
+    exception when check_violation or not_null_violation then
+        raise exception 'key %: a name is 1 to 200 characters, an IP list at most 100 networks, tags an object of at most 4096 characters', p_id using errcode = 'LG003';
+    end;
+    perform llmgw_core.audited(p_actor, 'change', 'key ' || p_id, p_changes);
+    perform llmgw_core.notify('keys');
+end $$;
+comment on function llmgw.key_change_v1(text, text, jsonb) is 'Changes what is named: name, models (null: every one), ips (null: from anywhere), tags, expires (seconds from now; null: never). The rest stays.';
+
 create or replace function llmgw.key_revoke_v1(p_actor text, p_id text) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 begin
@@ -146,4 +185,4 @@ comment on function llmgw_core.keys_keep() is 'Forgets secrets whose grace is ov
 
 grant execute on function llmgw.key_create_v1(text, text, bytea, text, text[], double precision),
     llmgw.key_create_v2(text, text, bytea, text, text[], double precision, text, text[], jsonb), llmgw.key_rotate_v1(text, text, bytea, double precision),
-    llmgw.key_move_v1(text, text, text), llmgw.key_revoke_v1(text, text), llmgw_core.keys_used_v1(text[]) to llmgw_controller;
+    llmgw.key_move_v1(text, text, text), llmgw.key_change_v1(text, text, jsonb), llmgw.key_revoke_v1(text, text), llmgw_core.keys_used_v1(text[]) to llmgw_controller;

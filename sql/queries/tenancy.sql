@@ -49,6 +49,14 @@ select to_jsonb(llmgw.key_create_v2($1::text, $2::text, $3::bytea, $4::text, $5:
 -- A new secret for a key; answers until when the one before is good.
 select to_jsonb(llmgw.key_rotate_v1($1::text, $2::text, $3::bytea, $4::double precision));
 
+-- name: key_change
+-- Changes what is named of a key.
+select llmgw.key_change_v1($1::text, $2::text, $3::jsonb);
+
+-- name: key
+-- One key by its id.
+select jsonb_strip_nulls(to_jsonb(v)) from llmgw.keys v where v.id = $1::text;
+
 -- name: key_move
 -- Puts a key into a scope.
 select llmgw.key_move_v1($1::text, $2::text, $3::text);

@@ -8,7 +8,7 @@ import pytest
 
 from controller.api import audit, scopes, users, views
 from controller.api.access import read_tokens
-from tests.api.served import Api, Context, Settings, serving, view_rows
+from tests.api.served import TINY, Api, Context, Settings, serving, view_rows
 
 PASSWORD = "correct horse battery"
 
@@ -97,6 +97,29 @@ async def test_a_key_is_rotated_and_moved(api):
     assert "no key nope" in await api.bad(404, "POST", "/keys/nope/rotate", {})
     await api.good("DELETE", path)
     assert "revoked" in await api.bad(409, "POST", f"{path}/rotate", {})
+
+
+async def test_what_is_named_of_a_key_changes_and_the_rest_stays(api):
+    await api.good("POST", "/models", TINY)
+    tags = {"app": "x"}
+    made = await api.good("POST", "/keys", {"name": "k", "expires": "1d", "tags": tags})
+    path = f"/keys/{made['id']}/change"
+    bounds = {"models": ["small"], "ips": ["10.0.0.0/8"]}
+    changed = await api.good("POST", path, bounds)
+    assert bounds.items() <= changed.items()
+    assert (changed["name"], changed["tags"]) == ("k", tags)
+    assert changed["expires_at"] == made["expires_at"]
+    changed = await api.good("POST", path, {"models": None, "ips": None, "expires": None})
+    assert not {"models", "ips", "expires_at"} & changed.keys()
+    assert (await api.good("POST", path, {"tags": {}, "name": "n"}))["tags"] == {}
+    odd = {"has a name": {"name": None}, "alias o": {"models": ["o"]}, "network": {"ips": ["x"]}}
+    for said, body in ({"nothing": {}} | odd).items():
+        assert said in await api.bad(400, "POST", path, body)
+    assert "no key" in await api.bad(404, "POST", "/keys/nope/change", {"name": "n"})
+    changes = await api.good("GET", f"/audit?object=key%20{made['id']}")
+    assert [row["action"] for row in changes] == ["change"] * 3 + ["create"]
+    await api.good("DELETE", f"/keys/{made['id']}")
+    assert "revoked" in await api.bad(400, "POST", path, {"name": "m"})
 
 
 async def test_a_password_is_kept_as_argon2id_and_shown_nowhere(api, pool):
