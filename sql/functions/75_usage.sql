@@ -7,21 +7,20 @@ language sql immutable parallel safe as $$
 $$;
 comment on function llmgw_core.part_cost(bigint, bigint) is 'Exact micros for tokens at a price in micros per million; no tokens cost nothing whatever the price, some without a price are null.';
 
-create or replace function llmgw_core.cost_of(p_row llmgw_core.usage_event) returns numeric
-language sql stable security definer set search_path = llmgw_core, pg_temp as $$
+-- One expression without a query in it, so that Postgres can inline it: a call for each row would cost more than all else of a flush.
+create or replace function llmgw_core.cost_of(p_status text, p_endpoint text, p_prompt_tokens bigint, p_cached_tokens bigint, p_completion_tokens bigint,
+    p_prompt bigint, p_cached bigint, p_completion bigint) returns numeric
+language sql immutable parallel safe as $$
     select case
         -- Nobody pays for a failure, nor for what no model was run for.
-        when p_row.status = 'error' or p_row.endpoint in ('tokenize', 'detokenize', 'messages.count_tokens') then 0
-        when p_row.prompt_tokens is null and p_row.completion_tokens is null then case when p_row.status = 'partial' then 0 end
-        else (select llmgw_core.part_cost(p_row.prompt_tokens - c.cached, p.prompt) + llmgw_core.part_cost(c.cached, coalesce(p.cached, p.prompt))
-                     + llmgw_core.part_cost(p_row.completion_tokens, p.completion)
-              from (select least(coalesce(p_row.cached_tokens, 0), coalesce(p_row.prompt_tokens, 0)) as cached) c
-              left join lateral (select p.prompt, p.cached, p.completion from llmgw_core.price p
-                  where p.model = p_row.model and p.since <= p_row.at - make_interval(secs => coalesce(p_row.total_ms, 0) / 1000)
-                  order by p.since desc limit 1) p on true)
+        when p_status = 'error' or p_endpoint in ('tokenize', 'detokenize', 'messages.count_tokens') then 0
+        when p_prompt_tokens is null and p_completion_tokens is null then case when p_status = 'partial' then 0 end
+        else llmgw_core.part_cost(p_prompt_tokens - least(coalesce(p_cached_tokens, 0), coalesce(p_prompt_tokens, 0)), p_prompt)
+            + llmgw_core.part_cost(least(coalesce(p_cached_tokens, 0), coalesce(p_prompt_tokens, 0)), coalesce(p_cached, p_prompt))
+            + llmgw_core.part_cost(p_completion_tokens, p_completion)
     end
 $$;
-comment on function llmgw_core.cost_of(llmgw_core.usage_event) is 'What a request costs by the price of the model that served it, in force when the request began, in exact micros; null when that is not known.';
+comment on function llmgw_core.cost_of(text, text, bigint, bigint, bigint, bigint, bigint, bigint) is 'What a request costs at the prices of the model that served it, in force when it began, in exact micros; null when that is not known.';
 
 create or replace function llmgw_core.usage_sum_up(p_rows llmgw_core.usage_event[]) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp set timezone = 'UTC' as $$
@@ -78,7 +77,11 @@ begin
                 r.reasoning_tokens, coalesce(r.estimated, false), r.queue_ms, r.org_id, r.team_id, r.user_id,
                 c.cost, c.cost is null, coalesce(r.degraded, false), nullif(k.tags, '{}'), r.upstream_id, r.tried
             from unnest(p_rows) r
-            cross join lateral (select llmgw_core.cost_of(r) as cost offset 0) c
+            left join lateral (select p.prompt, p.cached, p.completion from llmgw_core.price p
+                where p.model = r.model and p.since <= r.at - make_interval(secs => coalesce(r.total_ms, 0) / 1000)
+                order by p.since desc limit 1) p on true
+            cross join lateral (select llmgw_core.cost_of(r.status, r.endpoint, r.prompt_tokens, r.cached_tokens, r.completion_tokens,
+                p.prompt, p.cached, p.completion) as cost offset 0) c
             left join llmgw_core.api_key k on k.id = r.key_id
             on conflict do nothing
             returning u as written)
