@@ -104,18 +104,15 @@ class Asking:
         """Bounds that changed since the last time, and prices. Errors of the database end it."""
         async with self._one_at_a_time:
             self._read_at = time.monotonic()
-            mark = int(await self._pool.fetchval(self._queries["route_mark"]))
-            if mark < self._mark:  # after a restore transactions count from anew
-                self._mark, self._tenancy.bounds = 0, Bounds()
-            budgets = await self._pool.fetch(self._queries["route_budgets"], str(self._mark))
-            limits = await self._pool.fetch(self._queries["route_limits"], str(self._mark))
-            prices = await self._pool.fetch(self._queries["route_prices"])
-            self._mark = mark
-            self._tenancy.bounds.learn(budgets, limits)
-            self._tenancy.prices = {
-                row["model"]: Price(row["prompt"], row["cached"], row["completion"])
-                for row in prices
-            }
+            query = self._queries["route_bounds"]
+            [row] = await self._pool.fetch(query, self._mark)
+            if row["mark"] < self._mark:  # after a restore transactions count from anew
+                [row] = await self._pool.fetch(query, 0)
+                self._tenancy.bounds = Bounds()
+            self._mark = row["mark"]
+            self._tenancy.bounds.learn(row["budgets"], row["limits"])
+            prices = row["prices"].items()
+            self._tenancy.prices = {model: Price(*parts) for model, parts in prices}
 
     async def leave(self) -> None:
         """Give everything back that no request uses: the process ends."""

@@ -83,7 +83,7 @@ class Bounds:
     def learn(
         self, budgets: Iterable[Mapping[str, Any]], limits: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Rows of `route_budgets` and `route_limits` that are new, changed or gone."""
+        """Budgets and limits of `route_bounds` that are new, changed or gone."""
         for row in budgets:
             bound = Bound(Kind.MONEY, row["id"], row["level"], row["micros"], row["period"], None)
             self._put("budget", row, () if row["gone"] else (bound,))

@@ -89,9 +89,9 @@ class Refresher:
         await self.install()
 
     async def _read(self, pool: Pool) -> None:
-        now = float(await pool.fetchval(self._queries["route_now"]))
+        # The clock at once: what is asked in between would make it late, and keys good for longer.
+        self._core.keys.set_clock(float(await pool.fetchval(self._queries["route_now"])))
         self._peeked = await pool.fetchval(self._queries["route_peek"])  # before what it is of
-        self._core.keys.set_clock(now)
         if self._core.asking is not None:
             await self._core.asking.read()  # before the keys that they hold for
         if self._core.key_reader is not None:

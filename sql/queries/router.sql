@@ -84,25 +84,19 @@ select llmgw_core.responses_put_v1($1::jsonb);
 -- Which replica holds a stored answer, and whose it is.
 select replica, key_id from llmgw_core.stored_response where id = $1::text;
 
--- name: route_mark
--- Before what is read of bounds: transactions that run now may change some that are older than this.
-select pg_snapshot_xmin(pg_current_snapshot())::text;
-
--- name: route_budgets
--- Budgets that changed since a mark; gone ones too, unless all are read.
-select b.id, b.scope_id, b.key_id, coalesce(s.kind, 'key') as level, b.micros, b.period, b.deleted_at is not null as gone
-from llmgw_core.budget b left join llmgw_core.scope s on s.id = b.scope_id
-where b.changed >= $1::text::xid8 and (b.deleted_at is null or $1::text <> '0');
-
--- name: route_limits
--- The same of limits.
-select l.id, l.scope_id, l.key_id, coalesce(s.kind, 'key') as level, l.model, l.requests_per_min, l.tokens_per_min, l.parallel, l.deleted_at is not null as gone
-from llmgw_core.rate_limit l left join llmgw_core.scope s on s.id = l.scope_id
-where l.changed >= $1::text::xid8 and (l.deleted_at is null or $1::text <> '0');
-
--- name: route_prices
--- What models cost now.
-select distinct on (p.model) p.model, p.prompt, p.cached, p.completion from llmgw_core.price p order by p.model, p.since desc;
+-- name: route_bounds
+-- Budgets and limits that changed since a mark (gone ones too, unless all are read), what models cost now, and the next mark.
+select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as mark,
+    (select coalesce(jsonb_agg(jsonb_build_object('id', b.id, 'scope_id', b.scope_id, 'key_id', b.key_id, 'level', coalesce(s.kind, 'key'), 'micros', b.micros,
+            'period', b.period, 'gone', b.deleted_at is not null) order by b.id), '[]')
+        from llmgw_core.budget b left join llmgw_core.scope s on s.id = b.scope_id
+        where b.changed >= $1::bigint::text::xid8 and (b.deleted_at is null or $1 > 0)) as budgets,
+    (select coalesce(jsonb_agg(jsonb_build_object('id', l.id, 'scope_id', l.scope_id, 'key_id', l.key_id, 'level', coalesce(s.kind, 'key'), 'model', l.model,
+            'requests_per_min', l.requests_per_min, 'tokens_per_min', l.tokens_per_min, 'parallel', l.parallel, 'gone', l.deleted_at is not null) order by l.id), '[]')
+        from llmgw_core.rate_limit l left join llmgw_core.scope s on s.id = l.scope_id
+        where l.changed >= $1::bigint::text::xid8 and (l.deleted_at is null or $1 > 0)) as limits,
+    (select coalesce(jsonb_object_agg(p.model, jsonb_build_array(p.prompt, p.cached, p.completion)), '{}')
+        from (select distinct on (x.model) x.* from llmgw_core.price x order by x.model, x.since desc) p) as prices;
 
 -- name: router_allowances
 -- What this router may use without asking again.

@@ -164,7 +164,9 @@ async def test_B16_a_revoked_key_is_refused_everywhere_with_notifications_dead_t
     assert counted["revoked_requests_ended"] == 1
 
 
-async def test_B17_both_secrets_are_good_until_the_grace_ends(gate: Gate) -> None:
+async def test_B17_both_secrets_are_good_until_the_grace_ends(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     routers = [await gate.add(), await gate.add()]
 
     async def rotated(secret: str, grace_s: float) -> None:
@@ -176,11 +178,18 @@ async def test_B17_both_secrets_are_good_until_the_grace_ends(gate: Gate) -> Non
         found = running.core.keys.find(b"Bearer sk-db", "")
         return found is BAD_KEY or (isinstance(found, Key) and found.expires_at is not None)
 
+    ahead = [0.0]
+    for running in routers:  # a refresh that is under way must not set the clock back
+        set_clock = running.core.keys.set_clock
+        shifted = partial(lambda plain, now: plain(now + ahead[0]), set_clock)
+        monkeypatch.setattr(running.core.keys, "set_clock", shifted)
+
     def later(seconds: float) -> None:
         for running in routers:
             now = running.core.keys.now()
             assert now is not None
-            running.core.keys.set_clock(now + seconds)
+            running.core.keys.set_clock(now + seconds - ahead[0])  # which adds what it was ahead
+        ahead[0] += seconds
 
     assert await gate.statuses("sk-db") == [200, 200]
     await rotated("sk-two", 60)

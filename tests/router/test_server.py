@@ -31,7 +31,7 @@ QUERIES = {
         "route_now", "route_models", "route_replicas", "route_waking", "route_peek", "route_trips",
         "keys_first", "keys_changed", "keys_by_id", "keys_by_hash", "keys_used",
         "usage_flush", "router_report", "router_trips",
-        "route_mark", "route_budgets", "route_limits", "route_prices",
+        "route_bounds",
     )
 }  # fmt: skip
 
@@ -152,7 +152,7 @@ class Shelf:
             return self._keys(sql, args)
         tables = {
             "route_models": self.models, "route_replicas": self.replicas, "route_trips": [],
-            "route_budgets": [], "route_limits": [], "route_prices": [],
+            "route_bounds": [{"mark": 1, "budgets": [], "limits": [], "prices": {}}],
             "route_waking": [row for row in self.waking if row["model"] in (*args, [])[0]],
         }  # fmt: skip
         return tables[sql]
