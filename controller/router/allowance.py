@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 MOST_MARKS = 32
@@ -22,7 +22,7 @@ PACE_S, PACE_KEPT = 0.5, 0.9
 """How often the pace is reckoned, and what is left of it each time when less is taken."""
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """What a bound counts; the words are Postgres's."""
 
     MONEY = "money"  # micros
@@ -30,9 +30,8 @@ class Kind(Enum):
     TOKENS = "tokens"  # of a minute
     SLOTS = "slots"  # requests at the same time
 
-    @property
-    def by_minute(self) -> bool:
-        return self in {Kind.REQUESTS, Kind.TOKENS}
+
+BY_MINUTE = frozenset((Kind.REQUESTS, Kind.TOKENS))
 
 
 class Ask(NamedTuple):
@@ -64,13 +63,14 @@ class Allowance:
     """One bound's part that this process may use. Times are the monotonic clock's."""
 
     __slots__ = (
-        "ahead", "amount", "anew_at", "answered_at", "asked", "asked_at", "charged", "free", "gone",
-        "id", "kind", "marks", "minute", "need", "pace", "settled", "spare", "taken", "unit",
-        "until", "used", "whole",
+        "ahead", "amount", "anew_at", "answered_at", "asked", "asked_at", "by_minute", "charged",
+        "free", "gone", "id", "kind", "marks", "minute", "need", "pace", "settled", "spare",
+        "taken", "unit", "until", "used", "whole",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, number: int, whole: int) -> None:
         self.kind = kind
+        self.by_minute = kind in BY_MINUTE
         self.id = number
         self.whole = whole
         self.amount = 0  # that it may use in all
@@ -102,7 +102,7 @@ class Allowance:
 
     def settle(self, reserved: int, came_to: int, minute: int) -> None:
         """That request ended, or was not sent after all (then it came to nothing)."""
-        if self.kind.by_minute:
+        if self.by_minute:
             if minute == self.minute:
                 self.used = max(0, self.used + came_to - reserved)
             return
@@ -124,7 +124,7 @@ class Allowance:
         self.amount = self.used + keep
         self.asked = self._charged(rows, written)
         hold = max(0, self.used - (self.asked - self.charged))
-        return Ask(self.kind.value, self.id, self.minute, hold, keep, self.need, idle)
+        return Ask(self.kind, self.id, self.minute, hold, keep, self.need, idle)
 
     def _reckon(self, now: float) -> None:
         """Who takes a request's worth now and then keeps one for half a minute."""
@@ -155,7 +155,7 @@ class Allowance:
             return
         self.used -= self.asked - self.charged
         self.charged, self.asked = self.asked, None
-        if self.kind.by_minute and told.minute != self.minute:
+        if self.by_minute and told.minute != self.minute:
             self.minute, self.used = told.minute, 0
         self.amount, self.whole = told.amount, told.whole
         self.spare, self.free, self.ahead = told.spare or 0, told.free or 0, told.ahead or 0
