@@ -141,12 +141,11 @@ class Allowance:
         if self.kind is not Kind.MONEY:
             return 0
         marks, charged = self.marks, self.charged if self.asked is None else self.asked
+        if len(marks) == MOST_MARKS:
+            marks.pop()
+        marks.append((rows, self.settled))
         while marks and marks[0][0] <= written:
             charged = marks.popleft()[1]
-        if len(marks) < MOST_MARKS:
-            marks.append((rows, self.settled))
-        else:
-            marks[-1] = rows, self.settled
         return charged
 
     def told(self, told: Told, sent_at: float, now: float) -> None:

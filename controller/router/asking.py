@@ -95,7 +95,12 @@ class Asking:
             self._asked_at = now
         else:
             every = [one for one in every if one.need or one.heavy]
-        await self._ask(every)
+        for start in range(0, len(every), MOST_ASKS):
+            if start and self._urgent:  # who lacks something does not wait for all others
+                self._urgent = False
+                await self._ask([one for one in every if one.need][:MOST_ASKS])
+                self._tenancy.answered()
+            await self._ask(every[start : start + MOST_ASKS])
         for one in every:
             if one.gone or one.resting:
                 self._tenancy.bounds.allowances.pop((one.kind, one.id), None)
@@ -121,10 +126,9 @@ class Asking:
             for start in range(0, len(every), MOST_ASKS):
                 await self._send(every[start : start + MOST_ASKS], leaving=True)
 
-    async def _ask(self, every: list[Allowance]) -> None:
+    async def _ask(self, some: list[Allowance]) -> None:
         async with self._one_at_a_time:
-            for start in range(0, len(every), MOST_ASKS):
-                await self._send(every[start : start + MOST_ASKS], leaving=False)
+            await self._send(some, leaving=False)
 
     async def _send(self, some: list[Allowance], *, leaving: bool) -> None:
         now, rows = time.monotonic(), self._tenancy.rows

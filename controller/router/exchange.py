@@ -327,7 +327,7 @@ class Exchange(Intake):
         self._move(State.SETTLED)
         self._core.exchanges -= 1
         ending = Ending(outcome, http_status, code, tokens)
+        record(self._core, self, ending)
         if self.reservation is not None:
             self._core.tenancy.settle(self, ending)
-        record(self._core, self, ending)
         self.attempts = None  # it points back here: without the cycle no collector is needed

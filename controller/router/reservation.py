@@ -110,15 +110,20 @@ def _count(value: Any) -> int | None:
 
 def cost_of(price: Price, tokens: Tokens) -> int:
     """Micros, rounded up, by the rules of `llmgw_core.cost_of`; unknown is charged nothing."""
-    prompt, cached = tokens.prompt or 0, min(tokens.cached or 0, tokens.prompt or 0)
-    if price.prompt is None and prompt:
-        return 0
-    if price.completion is None and tokens.completion:
-        return 0
-    full = price.prompt or 0
-    cheap = full if price.cached is None else price.cached
-    parts = (prompt - cached) * full + cached * cheap
-    return -(-(parts + (tokens.completion or 0) * (price.completion or 0)) // 1_000_000)
+    prompt = tokens.prompt or 0
+    cached = min(tokens.cached or 0, prompt)
+    parts = (
+        (prompt - cached, price.prompt),
+        (cached, price.prompt if price.cached is None else price.cached),
+        (tokens.completion or 0, price.completion),
+    )
+    total = 0
+    for count, each in parts:
+        if count:
+            if each is None:
+                return 0
+            total += count * each
+    return -(-total // 1_000_000)
 
 
 def most_cost(prices: list[Price], prompt: int, completion: int) -> int:

@@ -165,8 +165,9 @@ class Tenancy:
         if not reservation.taken:
             self._unpark(exchange, reservation)
             return
-        came_to = {Kind.REQUESTS: 1, Kind.SLOTS: 0, Kind.TOKENS: 0, Kind.MONEY: 0}
         route, tokens, attempts = exchange.route, ending.tokens, exchange.attempts
+        sent = attempts is not None and attempts.count > 0
+        came_to = {Kind.REQUESTS: int(sent), Kind.SLOTS: 0, Kind.TOKENS: 0, Kind.MONEY: 0}
         if ending.outcome != "error" and route is not None and route.name not in FREE_ROUTES:
             came_to[Kind.TOKENS] = (tokens.prompt or 0) + (tokens.completion or 0)
             if attempts is not None:

@@ -116,7 +116,9 @@ comment on function llmgw_core.allowances_v1(uuid, bigint, jsonb) is 'What a rou
 
 create or replace function llmgw_core.allowances_keep() returns void
 language sql security definer set search_path = llmgw_core, pg_temp as $$
-    delete from llmgw_core.allowance where expires_at < clock_timestamp() - interval '1 min';
+    -- Those that a router's call is at are none of ours: it takes them in another order.
+    delete from llmgw_core.allowance where (kind, object_id, router_id) in (select x.kind, x.object_id, x.router_id from llmgw_core.allowance x
+        where x.expires_at < clock_timestamp() - interval '1 min' for update skip locked);
     delete from llmgw_core.budget_bucket b using llmgw_core.budget g where g.id = b.budget_id
         and b.starts_at < clock_timestamp() - case when g.zone is null then 2 * llmgw_core.span_of(g.period) else llmgw_core.setting('usage_days') * interval '1 day' end;
     delete from llmgw_core.budget_event where at < clock_timestamp() - llmgw_core.setting('usage_days') * interval '1 day';

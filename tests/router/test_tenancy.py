@@ -60,7 +60,7 @@ async def test_b01_parallel_calls_over_two_routers_stay_within_the_budget(
     routers: Routers, engine: FakeEngine
 ) -> None:
     routers.prepare(engine, "budget")
-    number = routers.budget("budget", 1400)
+    number = routers.budget("budget", 1150)
     await routers.start(2)
     engine.default["delay"] = 0.2
     answers = await routers.burst("budget", 50, **billed(100, 300))
