@@ -34,10 +34,21 @@ SOON_S = 0.05
 AGAIN_S = 0.2
 """Between asks for what others hold still."""
 AWAY_S = 0.5
+PAGE = 5000
+"""Bounds that are read in one go: some ten milliseconds of this process."""
 MOST_ASKS = 200
 """In one call, which locks what it asks for."""
 
 log = structlog.get_logger(__name__)
+
+
+Seen = tuple[int, int]
+"""The transaction that changed a bound last, and its id: in this order they are read."""
+
+
+def _last(rows: list[dict[str, Any]]) -> Seen:
+    """Of a page's rows; beyond all when it has none."""
+    return (rows[-1]["changed"], rows[-1]["id"]) if rows else (2**62, 0)
 
 
 class Asking:
@@ -109,15 +120,30 @@ class Asking:
         """Bounds that changed since the last time, and prices. Errors of the database end it."""
         async with self._one_at_a_time:
             self._read_at = time.monotonic()
-            query = self._queries["route_bounds"]
-            [row] = await self._pool.fetch(query, self._mark)
+            row = await self._page(self._mark, (self._mark, 0), (self._mark, 0))
             if row["mark"] < self._mark:  # after a restore transactions count from anew
-                [row] = await self._pool.fetch(query, 0)
-                self._tenancy.bounds = Bounds()
-            self._mark = row["mark"]
-            self._tenancy.bounds.learn(row["budgets"], row["limits"])
-            prices = row["prices"].items()
-            self._tenancy.prices = {model: Price(*parts) for model, parts in prices}
+                self._tenancy.bounds, self._mark = Bounds(), 0
+                row = await self._page(0, (0, 0), (0, 0))
+            mark = row["mark"]
+            while after := self._learn(row):
+                row = await self._page(self._mark, *after)
+            self._mark = mark
+
+    async def _page(self, mark: int, budgets: Seen, limits: Seen) -> Any:
+        """What changed from a mark on, after those seen already."""
+        query = self._queries["route_bounds"]
+        [row] = await self._pool.fetch(query, mark, *budgets, *limits, PAGE)
+        return row
+
+    def _learn(self, row: Mapping[str, Any]) -> tuple[Seen, Seen] | None:
+        """Take a page over; the last ones of it when there may be more."""
+        budgets, limits = row["budgets"], row["limits"]
+        self._tenancy.bounds.learn(budgets, limits)
+        prices = row["prices"].items()
+        self._tenancy.prices = {model: Price(*parts) for model, parts in prices}
+        if max(len(budgets), len(limits)) < PAGE:
+            return None
+        return _last(budgets), _last(limits)
 
     async def leave(self) -> None:
         """Give everything back that no request uses: the process ends."""

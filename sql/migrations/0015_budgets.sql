@@ -19,7 +19,7 @@ create table llmgw_core.budget (
 ) with (fillfactor = 70);
 create unique index budget_of_scope on llmgw_core.budget (scope_id, period) where scope_id is not null and deleted_at is null;
 create unique index budget_of_key on llmgw_core.budget (key_id, period) where key_id is not null and deleted_at is null;
-create index budget_changed on llmgw_core.budget (changed);
+create index budget_changed on llmgw_core.budget (changed, id);
 comment on table llmgw_core.budget is 'What a scope or a key, with all below it, may spend in a period, in micros: calendar periods begin at midnight in zone, rolling ones have none. warn: fractions at which an event is written. Until short_until somebody lacked what others held unused, so nobody holds any ahead. changed is the transaction that last changed what routers must know.';
 
 create table llmgw_core.budget_bucket (
@@ -59,7 +59,7 @@ create table llmgw_core.rate_limit (
 ) with (fillfactor = 70);
 create unique index rate_limit_of_scope on llmgw_core.rate_limit (scope_id, coalesce(model, '')) where scope_id is not null and deleted_at is null;
 create unique index rate_limit_of_key on llmgw_core.rate_limit (key_id, coalesce(model, '')) where key_id is not null and deleted_at is null;
-create index rate_limit_changed on llmgw_core.rate_limit (changed);
+create index rate_limit_changed on llmgw_core.rate_limit (changed, id);
 comment on table llmgw_core.rate_limit is 'What a scope or a key, with all below it, may ask for on all routers together: of one model, or (null) of all. Null is without bound. Minutes are those of the clock. short_until and changed as in budget.';
 
 create table llmgw_core.allowance (

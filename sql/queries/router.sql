@@ -85,16 +85,18 @@ select llmgw_core.responses_put_v1($1::jsonb);
 select replica, key_id from llmgw_core.stored_response where id = $1::text;
 
 -- name: route_bounds
--- Budgets and limits that changed since a mark (gone ones too, unless all are read), what models cost now, and the next mark.
+-- Budgets and limits that changed since a mark (gone ones too, unless all are read), a page of each after the last one seen; what models cost now; the next mark.
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as mark,
-    (select coalesce(jsonb_agg(jsonb_build_object('id', b.id, 'scope_id', b.scope_id, 'key_id', b.key_id, 'level', coalesce(s.kind, 'key'), 'micros', b.micros,
-            'period', b.period, 'gone', b.deleted_at is not null) order by b.id), '[]')
-        from llmgw_core.budget b left join llmgw_core.scope s on s.id = b.scope_id
-        where b.changed >= $1::bigint::text::xid8 and (b.deleted_at is null or $1 > 0)) as budgets,
-    (select coalesce(jsonb_agg(jsonb_build_object('id', l.id, 'scope_id', l.scope_id, 'key_id', l.key_id, 'level', coalesce(s.kind, 'key'), 'model', l.model,
-            'requests_per_min', l.requests_per_min, 'tokens_per_min', l.tokens_per_min, 'parallel', l.parallel, 'gone', l.deleted_at is not null) order by l.id), '[]')
-        from llmgw_core.rate_limit l left join llmgw_core.scope s on s.id = l.scope_id
-        where l.changed >= $1::bigint::text::xid8 and (l.deleted_at is null or $1 > 0)) as limits,
+    (select coalesce(jsonb_agg(to_jsonb(x)), '[]') from (
+        select b.changed::text::bigint as changed, b.id, b.scope_id, b.key_id, coalesce((select s.kind from llmgw_core.scope s where s.id = b.scope_id), 'key') as level, b.micros, b.period,
+            b.deleted_at is not null as gone
+        from llmgw_core.budget b where (b.changed, b.id) > ($2::bigint::text::xid8, $3::bigint) and (b.deleted_at is null or $1::bigint > 0)
+        order by b.changed, b.id limit $6::int) x) as budgets,
+    (select coalesce(jsonb_agg(to_jsonb(x)), '[]') from (
+        select l.changed::text::bigint as changed, l.id, l.scope_id, l.key_id, coalesce((select s.kind from llmgw_core.scope s where s.id = l.scope_id), 'key') as level, l.model,
+            l.requests_per_min, l.tokens_per_min, l.parallel, l.deleted_at is not null as gone
+        from llmgw_core.rate_limit l where (l.changed, l.id) > ($4::bigint::text::xid8, $5::bigint) and (l.deleted_at is null or $1::bigint > 0)
+        order by l.changed, l.id limit $6::int) x) as limits,
     (select coalesce(jsonb_object_agg(p.model, jsonb_build_array(p.prompt, p.cached, p.completion)), '{}')
         from (select distinct on (x.model) x.* from llmgw_core.price x order by x.model, x.since desc) p) as prices;
 

@@ -31,11 +31,13 @@ class Line:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.away = False
+        self.asked = 0  # calls for allowances
 
     async def fetch(self, sql: str, *args: Any) -> list[Any]:
         return list(await self._reach().fetch(sql, *args))
 
     async def fetchval(self, sql: str, *args: Any) -> Any:
+        self.asked += "allowances_v1" in sql
         return await self._reach().fetchval(sql, *args)
 
     def _reach(self) -> Pool:

@@ -9,7 +9,7 @@ import trio
 
 from controller.router.config import Timeouts
 from tests.router.tenants import Routers
-from tests.router.wire import Answer, until
+from tests.router.wire import Answer, chat_body, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -201,6 +201,20 @@ async def test_the_whole_chain_is_checked_and_a_moved_key_is_charged_where_it_be
 
 async def ask_into(routers: Routers, key: str, into: list[Answer]) -> None:
     into.append(await routers.ask(key, **billed(100, 300)))
+
+
+async def test_many_requests_are_few_calls(routers: Routers, engine: FakeEngine) -> None:
+    routers.prepare(engine, "many01")
+    routers.budget("many01", 10**9)
+    routers.limit("many01", requests=10**6, tokens=10**9, parallel=1000)
+    await routers.start()
+    wire = await routers.open()
+    for number in range(400):
+        if number == 100:
+            before = routers.pool.asked
+        await wire.post("/v1/chat/completions", chat_body(max_tokens=10), key="many01")
+        assert (await wire.answer()).status == 200
+    assert routers.pool.asked - before <= 30
 
 
 async def test_clients_with_limits_are_told_what_is_left(
