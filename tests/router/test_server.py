@@ -150,10 +150,11 @@ class Shelf:
         self.known |= {row["id"] for row in self.keys}
         if sql.startswith("keys_"):
             return self._keys(sql, args)
+        waited = args[0] if sql == "route_waking" else []
         tables = {
             "route_models": self.models, "route_replicas": self.replicas, "route_trips": [],
             "route_bounds": [{"mark": 1, "budgets": [], "limits": [], "prices": {}}],
-            "route_waking": [row for row in self.waking if row["model"] in (*args, [])[0]],
+            "route_waking": [row for row in self.waking if row["model"] in waited],
         }  # fmt: skip
         return tables[sql]
 
