@@ -41,6 +41,7 @@ KEYS = """insert into llmgw_core.api_key (id, hash, name, created_by, scope_id, 
 USES = """insert into llmgw_core.api_key_use (key_id, used_at)
     select id, now() - interval '1 s' * (hashtext(id) & 1048575) from llmgw_core.api_key
     where mod(hashtext(id), 3) = 0"""
+REVOKED = "update llmgw_core.api_key set revoked_at = now() where id = any (%s)"
 IN_MEMORY = "select key_id from llmgw_core.api_key_use order by used_at desc limit 1"
 START_S = 120.0
 CONNECTIONS = 100
@@ -72,6 +73,8 @@ def measure(owner_url: str, url: str, count: int, misses: int, fill: int) -> dic
             connection.execute(statement.encode())
         connection.execute(KEYS, (count,))
         connection.execute(USES)
+        revoked = [f"key{number:09}" for number in _revoked(count, misses)]
+        connection.execute(REVOKED, (revoked,))
         connection.execute("vacuum (analyze)")
         [warm] = connection.execute(IN_MEMORY).fetchone() or ("",)
     port = _free_port()
@@ -94,20 +97,30 @@ def _asked(port: int, pid: int, warm: int, count: int, misses: int, fill: int) -
         missed = _each(sock, [1 + n * count // misses for n in range(misses)])
     with socket.create_connection(("127.0.0.1", port)) as sock:
         unknown = _each(sock, [count + 1 + n for n in range(misses)], good=b" 401 ")
+    gone = _revoked(count, misses)
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        revoked = _each(sock, gone, good=b" 401 ")
+    numbers = sorted({1 + n * count // fill for n in range(fill)}.difference(gone))
     spent = processes.spent_s(processes.tree(pid))
     began = perf_counter()
-    trio.run(_all, port, [1 + n * count // fill for n in range(fill)])
+    trio.run(_all, port, numbers)
     took = perf_counter() - began
     cpu = processes.spent_s(processes.tree(pid)) - spent
     return {
         "hit_ms": _spread(hits),
         "miss_ms": _spread(missed),
         "unknown_ms": _spread(unknown),
-        "asked_at_once": fill,
-        "asked_at_once_per_s": round(fill / took),
-        "asked_at_once_cpu_us_each": round(1e6 * cpu / fill),
+        "revoked_ms": _spread(revoked),
+        "asked_at_once": len(numbers),
+        "asked_at_once_per_s": round(len(numbers) / took),
+        "asked_at_once_cpu_us_each": round(1e6 * cpu / len(numbers)),
         "memory_full_mib": _rss(pid),
     }
+
+
+def _revoked(count: int, misses: int) -> list[int]:
+    """Beside those that are asked for otherwise (the first of each stretch)."""
+    return [2 + n * count // misses for n in range(misses)]
 
 
 def _spread(times_ms: Sequence[float]) -> dict[str, float]:
@@ -156,7 +169,7 @@ async def _all(port: int, numbers: Sequence[int]) -> None:
 def _start(url: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
     """A router process, which writes nothing but warnings."""
     settings = folder / "llmgw.toml"
-    settings.write_text('log_level = "warning"\n')
+    settings.write_text(f'log_level = "warning"\nstate_dir = "{folder}"\n')
     words = ["--role", "router", "--listen", f"127.0.0.1:{port}", "--config", str(settings)]
     environment = {**os.environ, "LLMGW_DATABASE_URL": url}
     return subprocess.Popen([sys.executable, "-m", "controller", *words], env=environment)
