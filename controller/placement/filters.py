@@ -174,6 +174,11 @@ def has_weights(profile: Profile, node: Node) -> bool:
     return profile.spec.get("source") in node.sources_on_disk
 
 
+def uncut(profile: Profile, node: Node) -> Reason | None:
+    """Parts of the model that no engine can make: it would fail wherever it starts."""
+    return None if profile.uncut is None else Reason(Code.MODEL_UNCUT, None, profile.uncut)
+
+
 def port(profile: Profile, node: Node) -> Reason | None:
     """A port for the engine; two for shards of a gang, of which any may become the head."""
     need = 1 if profile.shards == 1 else PORTS_OF_A_HEAD
@@ -203,6 +208,7 @@ def alone(profile: Profile, node: Node) -> Reason | None:
 RULES: Final[tuple[Callable[[Profile, Node], Reason | None], ...]] = (
     node_state,
     excluded,
+    uncut,
     alone,
     pool,
     arch,

@@ -76,8 +76,37 @@ def estimate(
 def _one(f: Facts, asked: Ask, card_mib: int | None, cards: int) -> Estimate:
     missing = asked.unclear or _missing(f, asked, card_mib)
     if missing:
-        return Estimate(card_mib=card_mib, missing=missing, notes=asked.notes)
+        fault = None if asked.unclear else _uncut(f, asked)
+        return Estimate(card_mib=card_mib, fault=fault, missing=missing, notes=asked.notes)
     return _Fit(f, asked, card_mib, cards).estimate()
+
+
+def uncut(
+    document: Mapping[str, Any] | None,
+    *,
+    engine: str,
+    args: Sequence[object] = (),
+    env: Mapping[str, object] | None = None,
+    gpus: int = 1,
+    shards: int = 1,
+    fabric: str = "fabric",
+) -> str | None:
+    """Why the engine starts on no card at all; None when it does, or when that is unknown.
+
+    What connects the nodes of a replica decides how vLLM is cut: only what fails in each way does.
+    """
+    either = shards > 1 and engine == "vllm" and fabric != "nvlink-domain"
+    facts = fit_facts.read(document)
+    asks = [ask(engine, args, env or {}, gpus, shards, wide=w) for w in (True, False)[: 1 + either]]
+    found = [None if asked.unclear else _uncut(facts, asked) for asked in asks]
+    return found[0] if None not in found else None
+
+
+def _uncut(f: Facts, asked: Ask) -> str | None:
+    """vLLM and SGLang give each card of a tensor as many heads as every other."""
+    if asked.engine == "llamacpp" or not f.heads or f.heads % asked.attention_tp == 0:
+        return None
+    return f"{f.heads} attention heads cannot be cut into {asked.attention_tp} equal parts"
 
 
 def _missing(f: Facts, asked: Ask, card_mib: int | None) -> tuple[str, ...]:
@@ -139,7 +168,7 @@ class _Fit:
         holds = room / one if room is not None and fills else None
         enough = self.ask.cache_bytes is None or one <= self.ask.cache_bytes
         self._remark(need, enough, one)
-        fault = self._fault()
+        fault = _uncut(self.f, self.ask)
         enough = enough and fault is None
         strict = self.ask.engine != "llamacpp" or self.ask.gpu_layers is not None
         fits = None if self.card_mib is None else enough and (need <= self.card_mib or not strict)
@@ -178,13 +207,6 @@ class _Fit:
         if self.cache.windowed:
             why += f" ({self.cache.windowed / 1024:.6g} of it for {self.cache.reach:.0f} tokens)"
         return Line("cache", ceil(self.cache.sequence(self.length) / MIB), why)
-
-    def _fault(self) -> str | None:
-        """vLLM and SGLang give each card of a tensor as many heads as every other."""
-        heads, parts = self.f.heads, self.ask.attention_tp
-        if self.ask.engine == "llamacpp" or not heads or heads % parts == 0:
-            return None
-        return f"{heads} attention heads cannot be cut into {parts} equal parts"
 
     def _share(self) -> float | None:
         """The share that bounds weights and cache; a cache of a fixed size asks for none."""

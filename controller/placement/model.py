@@ -137,6 +137,9 @@ class Profile:
     fit_mib: int | None = None
     """Memory of the smallest card on which the engine would start, by the estimate in `fit.py`;
     not read where the profile says ``gpu_memory_mib`` itself. None is unknown."""
+    uncut: str | None = None
+    """Why the engine starts on no card however large, by the model's facts; None where it does or
+    nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

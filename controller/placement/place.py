@@ -228,6 +228,7 @@ def _asks_for(profile: Profile) -> tuple[object, ...]:
         profile.gpus,
         profile.gpu_memory_mib,
         profile.fit_mib,
+        profile.uncut,
         profile.share,
         profile.cpus,
         profile.memory_mib,

@@ -33,6 +33,7 @@ class Code(StrEnum):
     GPU_UNHEALTHY = "gpu_unhealthy"
     GPU_MEMORY = "gpu_memory"
     GPU_FIT = "gpu_fit"
+    MODEL_UNCUT = "model_uncut"
     GPU_MEMORY_UNKNOWN = "gpu_memory_unknown"
     GPU_FOREIGN_USE = "gpu_foreign_use"
     GPU_FOREIGN_UNKNOWN = "gpu_foreign_unknown"
@@ -78,6 +79,7 @@ SENTENCES: Final[dict[str, str]] = {
     Code.GPU_UNHEALTHY: "cards are unhealthy: need {need}, unhealthy: {have}",
     Code.GPU_MEMORY: "cards are too small: need {need} per card, have {have}",
     Code.GPU_FIT: "the model does not fit on the cards: need {need} per card, have {have}",
+    Code.MODEL_UNCUT: "the model cannot be cut for as many cards: {have}",
     Code.GPU_MEMORY_UNKNOWN: (
         "the memory of cards is unknown: need {need} per card, unknown: {have}"
     ),
@@ -130,6 +132,7 @@ PHRASES: Final[dict[str, str]] = {
     Code.GPU_UNHEALTHY: "have unhealthy cards",
     Code.GPU_MEMORY: "lack card memory",
     Code.GPU_FIT: "have cards on which the model does not fit",
+    Code.MODEL_UNCUT: "would get parts into which the model cannot be cut",
     Code.GPU_MEMORY_UNKNOWN: "have cards of unknown memory",
     Code.GPU_FOREIGN_USE: "have cards in use outside llmgw",
     Code.GPU_FOREIGN_UNKNOWN: "have cards whose use outside llmgw is unknown",

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from controller.placement.fit import smallest_card
+from controller.placement.fit import smallest_card, uncut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,30 +22,41 @@ KEPT: Final = 8192
 
 
 def fitted(profile: Profile, facts: Mapping[str, str]) -> Profile:
-    """The profile with ``fit_mib``, as far as the facts (source -> JSON document) tell it.
+    """The profile with ``fit_mib`` and ``uncut``, as far as the facts (source -> JSON) tell them.
 
     A profile without cards needs none, and one that says how much memory it needs is believed.
     """
     document = facts.get(profile.spec["source"])
-    if document is None or profile.gpus == 0 or profile.gpu_memory_mib is not None:
+    if document is None or profile.gpus == 0:
         return profile
     args = tuple(str(word) for word in profile.spec["args"] or ())
     env = tuple(sorted((profile.spec["env"] or {}).items()))
-    need = _need(document, profile.engine, args, env, profile.gpus, profile.shards)
-    return replace(profile, fit_mib=need)
+    how = _How(profile.engine, args, env, profile.gpus, profile.shards, profile.fabric)
+    need, fault = _found(document, how)
+    if profile.gpu_memory_mib is not None:
+        need = None
+    return replace(profile, fit_mib=need, uncut=fault)
+
+
+class _How(NamedTuple):
+    """All of a profile that the estimate reads."""
+
+    engine: str
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    gpus: int
+    shards: int
+    fabric: str
 
 
 @lru_cache(maxsize=KEPT)
-def _need(
-    document: str,
-    engine: str,
-    args: tuple[str, ...],
-    env: tuple[tuple[str, str], ...],
-    gpus: int,
-    shards: int,
-) -> int | None:
+def _found(document: str, how: _How) -> tuple[int | None, str | None]:
+    """MiB of the smallest card, and why there is none."""
     try:
-        found = json.loads(document)
+        facts = json.loads(document)
     except ValueError:  # a number of thousands of digits: odd facts are unknown ones
-        return None
-    return smallest_card(found, engine=engine, args=args, env=dict(env), gpus=gpus, shards=shards)
+        return None, None
+    asked = how._asdict() | {"env": dict(how.env)}
+    fault = uncut(facts, **asked)
+    del asked["fabric"]
+    return smallest_card(facts, **asked), fault

@@ -19,6 +19,7 @@ insert into llmgw_core.reason (code, sentence) values
     ('gpu_unhealthy', 'cards are unhealthy: need {need}, unhealthy: {have}'),
     ('gpu_memory', 'cards are too small: need {need} per card, have {have}'),
     ('gpu_fit', 'the model does not fit on the cards: need {need} per card, have {have}'),
+    ('model_uncut', 'the model cannot be cut for as many cards: {have}'),
     ('gpu_memory_unknown', 'the memory of cards is unknown: need {need} per card, unknown: {have}'),
     ('gpu_foreign_use', 'processes outside llmgw hold card memory: need {need}, have {have}'),
     ('gpu_foreign_unknown', 'card memory held outside llmgw is unknown: need {need}, unknown: {have}'),

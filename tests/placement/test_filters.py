@@ -51,6 +51,7 @@ HOST_RULES = [
     ({"memory_mib": 512}, {"memory_mib": None}, "memory_unknown", "512 MiB", None),
     ({}, {"ports": (20000, 20001), "ports_taken": frozenset({20000, 20001})}, "port_range_full", "1 port", "20000-20001"),
     ({}, {"mgmt_addr": None}, "address_unknown", None, None),
+    ({"uncut": "28 heads in 8 parts"}, {}, "model_uncut", None, "28 heads in 8 parts"),
     ({"shards": 2}, {}, None, None, None),
     ({"shards": 2}, {"ports": (20000, 20001), "ports_taken": frozenset({20000})}, "port_range_full", "2 ports", "20000-20001"),
 ]  # fmt: skip

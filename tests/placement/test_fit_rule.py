@@ -7,6 +7,7 @@ import json
 import pytest
 
 from controller.placement.filters import refusals
+from controller.placement.fit import estimate
 from controller.placement.place import Planner
 from controller.placement.reasons import Code
 from controller.reconcile.fitted import fitted
@@ -72,3 +73,49 @@ def test_cards_are_told_apart_by_the_estimate():
     place, refused = Planner((small,), [both], [], seed=1).place(both, replica(1, "pending"))
     assert place.profile == "less"
     assert [r.code for r in refused] == ["gpu_fit"]
+
+
+HEADS = json.dumps(m.LLAMA_70B_FACTS | {"heads": 28})
+FAULT = "28 attention heads cannot be cut into 8 equal parts"
+
+
+@pytest.mark.parametrize("facts", [HEADS, json.dumps({"heads": 28})])
+@pytest.mark.parametrize("more", [{}, {"gpu_memory_mib": 20 * GIB}, {"engine": "sglang"}])
+def test_heads_that_cannot_be_cut_are_refused_as_fit_tells(facts, more):
+    asks = wanted({SOURCE: facts}, gpus=8, **more)
+    found = estimate(json.loads(facts), engine=asks.engine, gpus=8)
+    assert asks.uncut == found.fault == FAULT
+    there = node(cards=8, engines={"vllm": ("",), "sglang": ("",)})
+    (reason,) = (r for r in refusals(asks, there) if r.code != Code.GPU_FIT)
+    assert (reason.code, reason.have) == (Code.MODEL_UNCUT, FAULT)
+    assert reason.sentence == f"the model cannot be cut for as many cards: {FAULT}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "more"),
+    [
+        ({}, {}), ({SOURCE: "{}"}, {}), ({SOURCE: HEADS}, {"args": ["--tensor-parallel-size=4"]}),
+        ({SOURCE: HEADS}, {"args": ["--config", "its.yaml"]}),
+        ({SOURCE: HEADS}, {"engine": "llamacpp"}), ({SOURCE: HEADS}, {"engine": "command"}),
+    ],
+)  # fmt: skip
+def test_what_nobody_knows_to_fail_is_not_refused_for_its_heads(facts, more):
+    assert wanted(facts, gpus=8, **more).uncut is None
+
+
+@pytest.mark.parametrize(("more", "refused"), [
+    ({}, False), ({"fabric": "nvlink-domain"}, True), ({"engine": "sglang"}, True),
+    ({"args": ["-tp", "8"]}, True),
+])  # fmt: skip
+def test_over_several_nodes_only_what_fails_in_each_way_is_refused(more, refused):
+    # vLLM makes a stage of each node where no NVLink joins them: 28 heads go into 4 parts.
+    asks = wanted({SOURCE: HEADS}, gpus=4, shards=2, **more)
+    assert asks.uncut == (FAULT if refused else None)
+
+
+def test_the_next_profile_is_taken_when_heads_cannot_be_cut():
+    asks = model("m", 1, wanted({SOURCE: HEADS}, gpus=8), wanted(gpus=4, name="less"))
+    place, refused = Planner((node(cards=8),), [asks], [], seed=1).place(
+        asks, replica(1, "pending")
+    )
+    assert (place.profile, [r.code for r in refused]) == ("less", ["model_uncut"])
