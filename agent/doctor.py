@@ -42,6 +42,7 @@ LIST: Final[Mapping[str, Callable[[Found], Verdict | None]]] = {
     "pressure": host.pressure,
     "disk": host.disk,
     "engines": host.engines,
+    "engine ports": host.engine_ports,
 }
 """Every check by its name, which is stable: it is a key in the database and in alerts."""
 MAX_REPORTED: Final = 100

@@ -123,6 +123,26 @@ def engines(found: Found) -> Verdict | None:
     return together(verdicts)
 
 
+def engine_ports(found: Found) -> Verdict | None:
+    """Whether outgoing connections may take the ports of engines before these start."""
+    ports = found.local_ports
+    if ports is None:
+        return None
+    words = f"engines get {_range(ports.engines)}, outgoing connections {_range(ports.outgoing)}"
+    if not ports.shared:
+        return passed(words if not ports.kept else f"{words} without those kept")
+    return warned(
+        f"{words}: {labels.counted(ports.shared, 'port')} in both, where engines may find another",
+        f"set other ports in agent.toml (outside {_range(ports.outgoing)}), or keep these: "
+        f"`sysctl -w net.ipv4.ip_local_reserved_ports={_range(ports.engines)}` (and in "
+        "/etc/sysctl.d)",
+    )
+
+
+def _range(ports: tuple[int, int]) -> str:
+    return f"{ports[0]}-{ports[1]}"
+
+
 def _named(engine: Engine) -> str:
     return f"{engine.engine} {engine.version or 'of unknown version'}"
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agent.probes.disks import Disk
     from agent.probes.engines import Engine
     from agent.probes.imex import Imex
+    from agent.probes.local_ports import LocalPorts
     from agent.probes.services import Service
     from agent.probes.topo import P2P
 
@@ -55,3 +56,4 @@ class Found:
     kernel_log_error: str | None = None
     disks: tuple[Disk, ...] = ()
     engines: tuple[Engine, ...] = ()
+    local_ports: LocalPorts | None = None

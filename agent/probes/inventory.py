@@ -24,6 +24,7 @@ from agent.probes import (
     host,
     ib,
     imex,
+    local_ports,
     nvml,
     pci,
     services,
@@ -107,6 +108,9 @@ async def look(root: Root, config: ProbeConfig, *, child: Child | None = None) -
             "services": partial(_services, root),
             "disks": partial(disks.read_disks, root, config.weights),
             "engines": partial(read_engines, root, config),
+            "local_ports": partial(
+                _kernel, partial(local_ports.read, root, config.ports), "local ports"
+            ),
         }
         for name, call in questions.items():
             nursery.start_soon(ask, name, call)

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from agent.probes import local_ports
 from agent.probes.disks import Disk
 from agent.probes.engines import Engine
 from agent.probes.host import Cpu, Memory
 from agent.probes.pressure import Pressure, Stall
+from agent.probes.root import Root
 from tests.agent.doctor_machines import HOST, ask, cpu_only, expect, port, with_ports
 
 DOWN = {"state": "DOWN", "phys_state": "Polling", "lid": 0, "sm_lid": 0, "sm_guid": None}
@@ -143,3 +145,31 @@ def test_engines():
     expect(found, "engines", "warn", "sglang 0.5 at /opt/s/bin/python", "no module torch", "vllm")
     odd = Engine("llamacpp", None, "/usr/bin/llama-server", error="its version is not told")
     expect(cpu_only(engines=(odd,)), "engines", "warn", "version is not told", "by hand")
+
+
+@pytest.mark.parametrize(("engines", "kept", "result", "said"), [
+    ((20000, 20999), "", "pass", ["engines get 20000-20999, outgoing connections 32768-60999"]),
+    ((40000, 40999), "", "warn", ["1000 ports in both", "ports=40000-40999", "outside 32768-60999"]),
+    ((32000, 32768), "", "warn", ["1 port in both"]),
+    ((60999, 61100), "1,2000-3000, 61000", "warn", ["1 port in both"]),
+    ((40000, 40999), "39000-40499,40500-40999", "pass", ["without those kept"]),
+    ((40000, 40999), "40000-40499,40400-40998,many", "warn", ["1 port in both"]),
+])  # fmt: skip
+def test_ports_of_engines_that_outgoing_connections_may_take(tmp_path, engines, kept, result, said):
+    folder = tmp_path / "proc/sys/net/ipv4"
+    folder.mkdir(parents=True)
+    (folder / "ip_local_port_range").write_text("32768\t60999\n")
+    (folder / "ip_local_reserved_ports").write_text(f"{kept}\n")
+    found = cpu_only(local_ports=local_ports.read(Root(tmp_path), engines))
+    expect(found, "engine ports", result, *said)
+
+
+@pytest.mark.parametrize("said", [None, "", "32768", "a b"])
+def test_without_the_kernels_word_nothing_is_said_of_ports(tmp_path, said):
+    folder = tmp_path / "proc/sys/net/ipv4"
+    folder.mkdir(parents=True)
+    if said is not None:
+        (folder / "ip_local_port_range").write_text(said)
+    found = local_ports.read(Root(tmp_path), (20000, 20999))
+    assert found is None
+    assert ask(cpu_only(local_ports=found), "engine ports") is None
