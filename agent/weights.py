@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from agent.probes.weights_tree import cut_because
 from agent.source import BadSource, Source, complete_path, parse_source
 
 if TYPE_CHECKING:
@@ -67,10 +68,11 @@ class Weights:
             path = source.path or Path()
             if not await trio.to_thread.run_sync(path.exists):
                 raise NoWeights(f"{text} does not exist on this node: put it there or fix source")
-            return path
+            return await _whole(path, text, "put the whole of it there")
         folder = source.folder(self.folder)
         complete = await trio.to_thread.run_sync(complete_path, source, folder)
-        return complete or await self._download(source, progress)
+        path = complete or await self._download(source, progress)
+        return await _whole(path, text, f"correct it where it comes from, and remove {folder} here")
 
     @contextmanager
     def removing(self, folder: Path) -> Iterator[None]:
@@ -112,6 +114,14 @@ class Weights:
                 await child.wait()
                 await child.stdin.aclose()
                 await child.stdout.aclose()
+
+
+async def _whole(path: Path, text: str, remedy: str) -> Path:
+    """The path, unless bytes are known to be missing there, whoever noted it complete (D25)."""
+    why = await trio.to_thread.run_sync(cut_because, path)
+    if why is not None:
+        raise NoWeights(f"{text} is not whole, no engine can load it: {why}; {remedy}")
+    return path
 
 
 async def _outcome(

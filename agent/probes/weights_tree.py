@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from agent.probes import hf_cache
+from agent.probes.root import Root
 from agent.probes.weights_document import Found, Listing, document, readable, unfinished
 from agent.probes.weights_files import (
     File,
@@ -22,9 +23,6 @@ from agent.probes.weights_files import (
     read_config,
 )
 from agent.source import NOTE, BadSource, Source, parse_source
-
-if TYPE_CHECKING:
-    from agent.probes.root import Root
 
 MAX_DEPTH: Final = 8
 MAX_ENTRIES: Final = 100_000
@@ -227,6 +225,24 @@ def _source(text: str) -> Source | None:
 
 def describe_path(root: Root, path: Path, memory: Memory) -> dict[str, Any] | None:
     """The document of one file or folder that somebody names; None when it is not there."""
+    found = _at(root, path, memory)
+    if found is None:
+        return None
+    model, files = found
+    return document(path=readable(path), name=readable(Path(path.name)), model=model, files=files)
+
+
+def cut_because(path: Path) -> str | None:
+    """What is missing of the weights that an engine would load from there, where that is known.
+
+    Blocking. None for whole ones, and for what we do not understand: an engine may.
+    """
+    found = _at(Root(), path, Memory())
+    return found[0].reason if found and found[0].cut and found[0].format != "other" else None
+
+
+def _at(root: Root, path: Path, memory: Memory) -> tuple[Model, list[File]] | None:
+    """The model of one file or folder, and its files; None when it is not there."""
     place, tree = root.at(path), Tree(root, memory)
     try:
         if not place.exists():
@@ -244,9 +260,7 @@ def describe_path(root: Root, path: Path, memory: Memory) -> dict[str, Any] | No
             model = gguf_model(files, memory) if is_gguf else folder_model(files, (), memory)
     except (OSError, ValueError):
         return None
-    return document(
-        path=readable(path), name=readable(Path(path.name)), model=model or _other(), files=files
-    )
+    return model or _other(), files
 
 
 def _other() -> Model:

@@ -18,6 +18,7 @@ from agent.source import BadSource, parse_source, read_note
 from agent.weights import NoWeights
 from tests.agent.conftest import until
 from tests.agent.file_server import DATA, ROOT, SHA, Server, nothing, part_of, running, weights
+from tests.tiny_model import tiny_gguf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -223,3 +224,48 @@ def test_a_source_is_read_in_its_parts() -> None:
     assert parse_source("file:/a%20b/c").path == Path("/a b/c")
     with pytest.raises(BadSource):
         parse_source("")
+
+
+def _gguf(folder: Path) -> Path:
+    """A model that the agent understands; the last bytes are tensors."""
+    return tiny_gguf(folder / "m.gguf")
+
+
+async def test_D25_a_file_that_lacks_its_end_is_never_handed_to_an_engine(tmp_path: Path) -> None:
+    path = _gguf(tmp_path)
+    source = f"file:{path}"
+    assert await weights(tmp_path).ensure(source, nothing) == path
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(NoWeights, match=r"m\.gguf is not whole.* 100 bytes.*put the whole of it"):
+        await weights(tmp_path).ensure(source, nothing)
+
+
+@pytest.mark.parametrize("noted", ["by an agent before", "as it comes"])
+async def test_D25_a_cut_download_is_never_handed_on_whoever_noted_it_complete(
+    server: Server, tmp_path: Path, noted: str
+) -> None:
+    short = _gguf(tmp_path).read_bytes()[:-100]
+    server.data = short
+    source = f"{server.url}/m.gguf"
+    if noted != "as it comes":
+        folder = parse_source(source).folder(tmp_path / "weights")
+        folder.mkdir(parents=True)
+        (folder / "m.gguf").write_bytes(short)
+        files = {"m.gguf": {"bytes": len(short), "verified": "size"}}
+        note = {"source": source, "complete": True, "files": files}
+        (folder / "source.json").write_text(json.dumps(note))
+    with pytest.raises(NoWeights, match=r"not whole.*correct it where it comes from, and remove /"):
+        await weights(tmp_path).ensure(source, nothing)
+    assert server.ranges == ([None] if noted == "as it comes" else [])
+
+
+async def test_a_folder_with_a_part_missing_is_refused_and_one_of_an_unknown_kind_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.onnx").write_bytes(b"who knows")
+    assert await weights(tmp_path).ensure(f"file:{tmp_path}", nothing) == tmp_path
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(NoWeights, match=r"1 of 1 files of .* missing"):
+        await weights(tmp_path).ensure(f"file:{tmp_path}", nothing)
