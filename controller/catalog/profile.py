@@ -59,6 +59,10 @@ _MATTERS: Final = (
 )
 
 
+_MATTERS_SET: Final = ("health_path", "stop_grace_s")
+"""These too, where they are set: so fingerprints of old stay where they are not."""
+
+
 class Strict(BaseModel):
     """A form that refuses fields it does not know, and true where a number belongs."""
 
@@ -224,8 +228,13 @@ class Profile(Strict):
 
 
 def fingerprint(facts: dict[str, Any]) -> str:
-    """Short SHA-256 of what matters to a running engine: no names, pool or deadlines."""
+    """Short SHA-256 of how an engine is started, judged and stopped.
+
+    Not of where it may be (pool, architecture, excluded nodes, ...), nor of its name, nor of the
+    deadline of a start that is over.
+    """
     chosen = {name: facts.get(name) for name in _MATTERS}
+    chosen |= {name: facts[name] for name in _MATTERS_SET if facts.get(name) is not None}
     if facts.get("shards", 1) > 1:  # one node needs no fabric, and fingerprints of old stay
         chosen["fabric"] = facts.get("fabric")
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -214,10 +214,21 @@ def test_fingerprint_moves_with_what_matters_only(file):
     row = big.profiles[0].document(big.source)
     base = fingerprint(row | {"source": big.source})
     assert base == row["fingerprint"]
-    for field in ("pool", "name", "start_deadline_s", "stop_grace_s", "arch", "health_path"):
-        assert fingerprint(row | {"source": big.source, field: "other"}) == base
-    for field in ("source", "args", "env", "engine_version", "gpus", "memory_mib", "command"):
-        assert fingerprint(row | {"source": big.source, field: "other"}) != base
+    moved = {f for f in row if fingerprint(row | {"source": big.source, f: 77}) != base}
+    # A new field of a profile belongs to one of the two: does it change how an engine is run?
+    where = {"pool", "arch", "cpu_flags", "driver_min", "cuda_min", "exclude_nodes", "spread"}
+    assert set(row) - moved == where | {"name", "start_deadline_s", "fabric", "fingerprint"}
+    assert fingerprint(row | {"source": "other"}) != base
+    gang = row | {"source": big.source, "shards": 2}
+    assert fingerprint(gang | {"fabric": "any"}) != fingerprint(gang)
+
+
+def test_fingerprints_of_profiles_without_the_newer_fields_are_those_of_old():
+    facts = {"source": "file:/m", "engine": "command", "command": ["a"], "shards": 1, "gpus": 0}
+    plain = fingerprint(facts)
+    assert plain == "6a42429bef580c76"
+    assert fingerprint(facts | {"health_path": None, "stop_grace_s": None}) == plain
+    assert len({plain, *(fingerprint(facts | {"health_path": p}) for p in ("/a", "/b"))}) == 3
 
 
 async def changes(pool, document, **more):
