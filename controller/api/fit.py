@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict, Field
 
 from controller.api.errors import ApiError
+from controller.api.known import unknown_model
 from controller.api.views import PLAIN_NAMES, Answer
 from controller.catalog.profile import Strict
 from controller.placement.fit import Estimate, estimate
@@ -89,9 +90,8 @@ async def fit(call: Call) -> Any:
     query = call.query
     found = await call.value("fit", query.model)
     if found is None:
-        raise ApiError(
-            404, f"there is no model {query.model} in the catalog: llmgwctl models lists them"
-        )
+        added = ApiError(404, f"model {query.model} was added this moment: ask again")
+        raise await unknown_model(call, query.model) or added
     names = [row["name"] for row in found["profiles"]]
     if query.profile is not None and query.profile not in names:
         raise ApiError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from controller.api import scores
 from controller.api.bodies import BIGGEST
 from controller.api.errors import ApiError
+from controller.api.known import unknown_model
 from controller.api.paging import Page, PageQuery, page
 from sql import queries
 
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
 
 async def replicas(call: Call) -> Page:
     """Replicas that are not gone."""
-    return await page(call.pool, call.cursors, "replicas", call.query, call.query.model, None)
+    found = await page(call.pool, call.cursors, "replicas", call.query, call.query.model, None)
+    return await _of_a_model(call, found)
+
+
+async def _of_a_model(call: Call, found: Page) -> Page:
+    """The page; an empty one of a model that there is not is a mistake and no answer."""
+    query = call.query
+    if not found and query.model is not None and query.cursor is None:
+        refused = await unknown_model(call, query.model)
+        if refused is not None:
+            raise refused
+    return found
 
 
 async def replica(call: Call) -> Any:
@@ -54,9 +66,9 @@ async def explain(call: Call) -> Any:
     """The latest attempt to place a model."""
     found = await call.value("explain_placement", call.query.model)
     if found is None:
-        owner = await call.pool.fetchval(queries("placement")["alias_of"], call.query.model)
-        next_ = f"it is an alias of model {owner}" if owner else "llmgwctl models lists them"
-        raise ApiError(404, f"there is no model {call.query.model} in the catalog: {next_}")
+        name = call.query.model
+        added = ApiError(404, f"model {name} was added this moment: ask again")
+        raise await unknown_model(call, name) or added
     if call.query.scores:
         found["scores"] = [*await _chosen(call), *await scores.now(call.pool, call.query.model)]
     return found
@@ -71,6 +83,7 @@ async def _chosen(call: Call) -> list[Any]:
 async def decisions(call: Call) -> Page:
     """What was decided, newest first."""
     query = call.query
-    return await page(
+    found = await page(
         call.pool, call.cursors, "decisions", query, query.model, query.node, query.since
     )
+    return await _of_a_model(call, found)

@@ -31,12 +31,11 @@ _OUTCOMES = {
 def replicas(session: Session, model: str | None) -> None:
     """Replicas and where they run."""
     found = session.client.pages("/replicas", model=model)
-    session.out.show(found, lambda: _replicas_text(session, found))
+    empty = "No replicas." if model is None else f"Model {model} has no replicas."
+    session.out.show(found, lambda: _replicas_text(session, found) if found else empty)
 
 
 def _replicas_text(session: Session, found: list[dict[str, Any]]) -> str:
-    if not found:
-        return "No replicas."
     rows = (
         (r["id"], r["model"], r["state"], r.get("pool"), on_nodes(r), age(r["age_seconds"]),
          "-" if r["idle_seconds"] < 0 else age(r["idle_seconds"]), r.get("endpoint"))
@@ -115,7 +114,10 @@ def decisions(
         (d["at"], d["kind"], d.get("model"), d.get("replica"), d.get("node"), d["reason"])
         for d in found
     )
-    empty = "No decisions."
+    of = [f"model {model}"] if model is not None else []
+    of += [f"node {node}"] if node is not None else []
+    empty = f"No decisions{' about ' if of else ''}{' and '.join(of)}"
+    empty += "." if since is None else " in that time."
     session.out.show(found, lambda: session.out.table(DECISION_COLUMNS, rows) if found else empty)
 
 

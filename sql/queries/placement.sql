@@ -22,6 +22,6 @@ where w.source = any ($1::text[]) and w.complete and w.facts is not null order b
 -- Labels of each pool.
 select p.name, p.labels from llmgw_core.pool p;
 
--- name: alias_of
--- The model that has this name as an alias.
-select n.model from llmgw_core.model_name n where n.name = $1::text and n.is_alias;
+-- name: names
+-- Every name of a model, aliases too, and whose it is.
+select n.name, n.model from llmgw_core.model_name n;

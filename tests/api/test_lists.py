@@ -100,6 +100,12 @@ async def test_one_that_is_not_there(full):
     assert "no replica id" in await full.bad(400, "GET", "/replicas/abc")
     assert "no replica id" in await full.bad(400, "GET", f"/replicas/{2**63}")
     assert "no model nope" in await full.bad(404, "GET", "/explain-placement?model=nope")
+    for path in ("explain-placement", "replicas", "decisions", "fit"):
+        said = await full.bad(404, "GET", f"/{path}?model=tinny")
+        assert said == "there is no model tinny in the catalog: did you mean 'tiny'?"
+        assert "llmgwctl models" in await full.bad(404, "GET", f"/{path}?model=nope")
+    alias = await full.bad(404, "GET", "/replicas?model=small")
+    assert alias == "there is no model small in the catalog: it is an alias of model tiny"
     alias = await full.bad(404, "GET", "/explain-placement?model=small")
     assert "no model small in the catalog: it is an alias of model tiny" in alias
     assert "'model' is missing" in await full.bad(400, "GET", "/explain-placement")

@@ -92,6 +92,16 @@ async def test_models_replicas_and_explanation(ctl, tmp_path):
     file.write_text(json.dumps(command("other")))
     await ctl.good("model", "add", str(file))
     assert await ctl.good("explain-placement", "other") == "other: no attempt to place it yet\n"
+    assert await ctl.good("replicas", "--model", "other") == "Model other has no replicas.\n"
+    none = "No decisions about model other"
+    assert await ctl.good("decisions", "--model", "other") == f"{none}.\n"
+    said = await ctl.good("decisions", "--model", "other", "--node", "n1", "--since", "1h")
+    assert said == f"{none} and node n1 in that time.\n"
+    assert await ctl.good("--json", "replicas", "--model", "other") == "[]\n"
+    for word in ("replicas", "decisions"):
+        done = await ctl(word, "--model", "otter")
+        assert (done.code, done.out) == (1, "")
+        assert "there is no model otter in the catalog: did you mean 'other'?" in done.err
     assert (await ctl.good("scale", "other", "--min", "0", "--idle-timeout", "15m")) == (
         "Model other: min 0, max 1, idle timeout 15m, on demand.\n"
     )
