@@ -86,6 +86,13 @@ union all select 'model cannot be placed', m.name, p.main_reason from llmgw.mode
 union all select 'replica failed', model || '/' || id, error from llmgw_core.replica where state = 'failed'
 union all select 'replica without address', model || '/' || id, format('it is ready at %s, where no router finds it: llmgwctl replace %s', coalesce(endpoint, 'no endpoint'), id)
     from llmgw_core.replica where state = 'ready' and (endpoint ~ '^https?://[^/\s]+:[0-9]+$') is not true
+union all select 'replica where it may not be', r.model || '/' || r.id, format('it runs on node %s, %s: llmgwctl replace %s brings it elsewhere', s.node_id,
+        case when s.node_id = any (p.exclude_nodes) then format('which profile %s excludes', p.name) else format('which is not in pool %s (any more)', p.pool) end, r.id)
+    from llmgw_core.replica r join llmgw_core.shard s on s.replica_id = r.id and s.launch = r.launch and s.state not in ('stopped', 'failed')
+    join llmgw_core.node n on n.id = s.node_id join llmgw_core.profile p on p.model = r.model and p.name = r.profile
+    left join llmgw_core.pool o on o.name = p.pool
+    where r.state in ('starting', 'ready') and (s.node_id = any (p.exclude_nodes)
+        or exists (select from jsonb_each(o.labels) l where not coalesce(l.value ? (n.labels->>l.key), false)))
 union all select 'node behind its assignments', n.id, format('generation %s, applied %s', n.alloc_gen, b.applied_gen)
     from llmgw_core.node n join llmgw_core.beat b on b.node_id = n.id
     where b.applied_gen < n.alloc_gen and clock_timestamp() - b.seen_at < llmgw_core.seconds('unreachable_after')

@@ -304,6 +304,28 @@ def test_an_edited_profile_makes_its_replicas_stale_and_nothing_else(fleet):
     assert fleet.value("select bool_or(stale) from llmgw.replicas") is False, "m is removed"
 
 
+def test_a_replica_on_a_node_that_its_pool_or_profile_leaves_out_is_trouble(fleet):
+    pool = {"name": "o", "labels": {"rack": ["r1"]}}
+    fleet.apply([], [pool])
+    document = fleet.model("m", {"pool": "o"})
+    replica, _ = fleet.running("m", fleet.node("n1"))
+    told = "select object, why from llmgw.trouble where what = 'replica where it may not be'"
+    assert fleet.rows(told) == []
+    end = f"llmgwctl replace {replica} brings it elsewhere"
+    outside = f"it runs on node n1, which is not in pool o (any more): {end}"
+    for labels in ({"rack": ["r2"]}, {"zone": ["a"]}):
+        fleet.apply([], [pool | {"labels": labels}])
+        assert fleet.rows(told) == [{"object": f"m/{replica}", "why": outside}]
+    fleet.apply([], [pool])
+    assert fleet.rows(told) == []
+    document["profiles"][0]["exclude_nodes"] = ["n1"]
+    fleet.apply([document])
+    excluded = f"it runs on node n1, which profile p excludes: {end}"
+    assert fleet.rows(told) == [{"object": f"m/{replica}", "why": excluded}]
+    assert fleet.move(replica, "draining") == ["ok"]
+    assert fleet.rows(told) == [], "it leaves already"
+
+
 def test_the_summary_counts(fleet, lived_in):
     fleet.silence(lived_in[1], 200)
     fleet.replica("other")
