@@ -40,6 +40,14 @@ def test_every_query_plans_with_its_callers_rights(database):
             connection.execute("deallocate checked")
 
 
+def test_code_asks_only_for_queries_that_there_are():
+    asked = re.compile(r'queries\("(\w+)"\)\["(\w+)"\]')
+    code = [p for top in ("controller", "agent", "ops", "sql") for p in (ROOT / top).rglob("*.py")]
+    found = {(str(p), pair) for p in code for pair in asked.findall(p.read_text())}
+    assert len(found) > 20
+    assert [one for one in sorted(found) if one[1] not in EVERY] == []
+
+
 def test_unknown_and_double_names_are_refused():
     with pytest.raises(FileNotFoundError):
         queries("nobody")
