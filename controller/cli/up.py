@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 @click.option("--no-demo", "demo", flag_value=False, default=True, type=bool, help="Serve no demo.")
 @click.option("--check", is_flag=True, help="Once a model has answered, stop in order and exit.")
 @click.option("--wait", "wait_s", default=1800.0, show_default=True, help="Seconds until ready.")
+@click.option(
+    "--answer",
+    "answer_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds for a first token, then.",
+)
 @click.pass_obj
 def up(
     session: Session,
@@ -49,6 +57,7 @@ def up(
     demo: bool,
     check: bool,
     wait_s: float,
+    answer_s: float,
 ) -> None:
     """Run everything on this machine: Postgres, controller, agent and a model; Ctrl-C stops it.
 
@@ -74,6 +83,7 @@ def up(
             demo=demo,
             check=check,
             wait_s=wait_s,
+            answer_s=answer_s,
         )
         status = trio.run(run, options, lambda doc, text: session.out.show(doc, lambda: text))
     except* (CannotStart, Failure) as group:

@@ -33,3 +33,5 @@ class Options:
     """Stream one answer, then stop in order: for tests and measurements."""
     wait_s: float = 1800.0
     """How long models may take until they are ready; downloads count."""
+    answer_s: float = 60.0
+    """For a first answer once a model is ready; a new router reads its table within 2 s."""

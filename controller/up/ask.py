@@ -32,8 +32,8 @@ class Answer:
     pieces: int
 
 
-def ask(host: str, port: int, key: str, model: str, timeout_s: float = 60.0) -> Answer:
-    """Stream one answer from ``model``; raises NotAnswered."""
+def ask(host: str, port: int, key: str, model: str, timeout_s: float) -> Answer:
+    """Stream one answer from ``model``; raises NotAnswered, also after ``timeout_s`` of silence."""
     body = {
         "model": model,
         "stream": True,
@@ -48,7 +48,7 @@ def ask(host: str, port: int, key: str, model: str, timeout_s: float = 60.0) -> 
         response = connection.getresponse()
         if response.status != 200:
             raise NotAnswered(_error(response.read(65536)), response.status)
-        return _read(response, sent)
+        return _read(response, sent, timeout_s)
     except (OSError, http.client.HTTPException) as error:
         raise NotAnswered(f"the router at {host}:{port} gave no answer: {error!r}") from error
     finally:
@@ -76,10 +76,12 @@ def _error(body: bytes) -> str:
         return body.decode(errors="replace")[:500]
 
 
-def _read(response: http.client.HTTPResponse, sent: float) -> Answer:
+def _read(response: http.client.HTTPResponse, sent: float, timeout_s: float) -> Answer:
     first: float | None = None
     pieces: list[str] = []
     while line := response.readline():
+        if first is None and time.monotonic() - sent > timeout_s:
+            raise NotAnswered("the stream is open and brings no token")  # but signs of life
         data = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or data == b"[DONE]":
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
+import socket
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from controller.up.folder import Folder
     from controller.up.report import Report
 
+PORT_NOTE = "postgres_port"
+"""In the state folder: where our own Postgres listened last."""
 SIDES = ("controller", "agent", "read")
 
 
@@ -65,14 +68,27 @@ def _start(folder: Folder) -> embedded.Server:
     folder.reachable_for_nobody()
     base = folder.path / "postgres"
     try:
-        server = embedded.start(base)
+        server = embedded.start(base, port=_kept_port(folder))
     except (embedded.EmbeddedPostgresError, OSError) as error:
         hint = "Another Postgres can be named with --database-url."
         if "user does not exist" in str(error):
             hint = f"Postgres wants its user in /etc/passwd; yours has the number only. {hint}"
         raise CannotStart(f"{error}\n{hint}") from error
     folder.remember_process("postgres", server.process.pid)
+    (folder.path / PORT_NOTE).write_text(f"{urlsplit(server.url).port}\n")
     return server
+
+
+def _kept_port(folder: Folder) -> int | None:
+    """The port of the last start where it is free: what people noted of it stays true."""
+    try:
+        port = int((folder.path / PORT_NOTE).read_text())
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Postgres does
+            probe.bind(("127.0.0.1", port))
+            return port
+    except (OSError, ValueError, OverflowError):
+        return None
 
 
 def _prepare(folder: Folder, url: str) -> dict[str, str]:

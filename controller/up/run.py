@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     Announce = Callable[[dict[str, str | None], str], None]
 
 POLL_S = 0.1
-ANSWER_S = 60.0
-"""For a first answer once a model is said to be ready; a new router reads its table within 2 s."""
+ADMIN_S = 60.0
+"""For the admin port, which opens while the first model still loads."""
 CONTROLLER_GRACE_S = 45.0
 """The router lets running requests end for 30 s."""
 AGENT_GRACE_S = 60.0
@@ -224,17 +224,17 @@ async def _ready(installation: Installation, pool: Pool, key: str) -> list[Progr
             raise CannotStart(f"the database went away: {error}") from error
         models = readiness.judge(rows, waited_s)
         ready = next((model for model in models if model.ready), None)
-        if ready is not None and not probe.answered:
+        if ready is not None and not probe.over:
             await probe.try_once(ready, report)
         settled = all(model.ready or model.trouble for model in models)
-        if (settled and (probe.answered or ready is None)) or waited_s > options.wait_s:
+        if (settled and (probe.over or ready is None)) or waited_s > options.wait_s:
             break
         report.waiting(readiness.sentence(models) or "waiting for the first answer")
         await trio.sleep(POLL_S)
     for model in models:
         if not model.ready:
             report.done(f"{model.name} is not ready: {model.trouble or model.doing}")
-    if models and not probe.answered:
+    if models and not probe.answered and (options.check or not probe.over):
         raise CannotStart(f"no model answers; the logs are in {installation.folder.path / 'logs'}")
     return models
 
@@ -243,7 +243,7 @@ async def _administrable(options: Options) -> None:
     """Wait for the admin port: on kept data a router may answer before it."""
     began = trio.current_time()
     while trouble := await trio.to_thread.run_sync(ask.not_ready_because, options.admin_port):
-        if trio.current_time() - began > ANSWER_S:
+        if trio.current_time() - began > ADMIN_S:
             raise CannotStart(f"the admin port is not ready: {trouble}")
         await trio.sleep(POLL_S)
 
@@ -255,22 +255,27 @@ class FirstAnswer:
         self._options, self._key = options, key
         self._since: float | None = None
         self.answered = False
+        self.over = False
+        """It has answered, or had its time: one engine that hangs is no reason to stop the rest."""
 
     async def try_once(self, model: Progress, report: Report) -> None:
         """One question. No answer may mean that ready is an earlier run's word: try again."""
         options = self._options
         self._since = self._since or trio.current_time()
-        question = partial(ask.ask, options.host, options.port, self._key, model.called)
+        asked = (options.host, options.port, self._key, model.called, options.answer_s)
+        question = partial(ask.ask, *asked)
         try:
             answer = await trio.to_thread.run_sync(question, abandon_on_cancel=True)
         except ask.NotAnswered as error:
             if error.status in NO_CHAT:
                 report.done(f"{model.name} is ready, but does not chat: {error}")
-                self.answered = True
-            elif trio.current_time() - self._since > ANSWER_S:
-                raise CannotStart(f"{model.name} is ready, but does not answer: {error}") from error
+                self.answered = self.over = True
+            elif trio.current_time() - self._since >= options.answer_s:
+                said = f"{model.name} is ready, but gave no token in {options.answer_s:g} s"
+                report.done(f"{said}: {error}; llmgwctl replace {model.name} starts it anew")
+                self.over = True
             return
-        self.answered = True
+        self.answered = self.over = True
         first_s = since_start_s() - (answer.total_s - answer.first_token_s)
         after_ms = answer.first_token_s * 1000
         report.done(f"first token {first_s:.1f} s after the start, {after_ms:.0f} ms after asking")

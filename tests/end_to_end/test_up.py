@@ -14,6 +14,7 @@ import openai
 import psycopg
 import pytest
 
+from tests import fake_engine
 from tests.end_to_end.installation import Up, installations
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ def test_first_run_then_second_on_the_same_data(up: Up) -> None:
     first = up.run("--catalog", str(up.catalog), "--check")
     assert first.returncode == 0, first.stderr
     assert "first token" in first.stderr
-    key = up.key
+    key, port = up.key, (up.state_dir / "postgres_port").read_text()
     assert key in first.stdout
     assert not up.processes()
 
     up.start("--catalog", str(up.catalog))
     assert up.key == key
+    assert (up.state_dir / "postgres_port").read_text() == port, "free, so it is kept"
     streams_by_sdk(up)
     nodes_are_the_same_in_psql(up)
     usage_is_written(up)
@@ -199,3 +201,28 @@ def test_model_without_a_place_ends_with_the_reasons(up: Up) -> None:
     assert done.returncode == 1
     assert "there is no place for it" in done.stderr
     assert "memory" in done.stderr
+
+
+def test_a_ready_model_that_gives_no_token_is_told_and_the_rest_goes_on(up: Up) -> None:
+    mute = [sys.executable, fake_engine.__file__, "--host", "{host}", "--port", "{port}"]
+    mute += ["--default", json.dumps({"delay": 600})]
+    text = up.catalog.read_text().replace('"llamacpp"', '"command"\nhealth_path = "/health"')
+    words = f"command = {json.dumps(mute)}"
+    up.catalog.write_text(text.replace('args = ["-c", "4096", "-np", "2"]', words))
+    up.start("--catalog", str(up.catalog), "--answer", "1")
+    told = next(line for line in up.err if "gave no token" in line)
+    assert "tiny-test is ready, but gave no token in 1 s" in told
+    assert told.rstrip().endswith("llmgwctl replace tiny-test starts it anew")
+    (shown,) = ctl(up, "replicas", "--model", "tiny-test")
+    assert shown["state"] == "ready"
+    assert up.stop() == 0
+    port = int((up.state_dir / "postgres_port").read_text())
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        checked = up.run("--catalog", str(up.catalog), "--answer", "1", "--check")
+    assert checked.returncode == 1
+    assert "no model answers" in checked.stderr
+    assert int((up.state_dir / "postgres_port").read_text()) != port, "taken, so another"
+    assert not up.processes()
