@@ -190,16 +190,12 @@ def test_the_router_reckons_costs_as_postgres_does(
     database: Database, counts: tuple[Any, Any, Any], prices: tuple[Any, Any, Any]
 ) -> None:
     prompt, completion, cached = counts
+    ask = (
+        "select ceil(llmgw_core.cost_of('ok', 'x', %s::bigint, %s::bigint, %s::bigint, %s::bigint,"
+        " %s::bigint, %s::bigint))::numeric"
+    )
     with database.connect() as connection:
-        connection.execute("delete from llmgw_core.price")
-        put = "insert into llmgw_core.price values ('m', '2000-01-01', %s, %s, %s, 'test')"
-        connection.execute(put, prices)
-        ask = (
-            "select ceil(llmgw_core.cost_of(jsonb_populate_record(null::llmgw_core.usage_event,"
-            " jsonb_build_object('status', 'ok', 'model', 'm', 'at', now(), 'endpoint', 'x',"
-            " 'prompt_tokens', %s::bigint, 'completion_tokens', %s::bigint,"
-            " 'cached_tokens', %s::bigint))))::numeric"
-        )
-        found = connection.execute(ask, (prompt, completion, cached)).fetchone()
+        asked = (prompt, cached, completion, prices[0], prices[1], prices[2])
+        found = connection.execute(ask, asked).fetchone()
     assert found is not None
     assert cost_of(Price(*prices), Tokens(prompt, completion, cached)) == (found[0] or 0)
