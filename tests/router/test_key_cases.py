@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,14 +55,19 @@ class Gate:
         )
         pool = await self.nursery.start(held, partial(open_pool, own))
 
+        heard_at: list[float] = []
+
         async def listening(on_hint: Any, on_reconnect: Any) -> None:
             async def connected() -> None:
+                heard_at.append(time.monotonic())
                 on_reconnect()
 
             await listen(heard, on_hint, connected)
 
         running = await self.nursery.start(run_router, config, pool, queries("router"), listening)
-        await until(lambda: running.core.table_loaded_at)
+        keys = running.core.keys
+        # What it reads because it listens now is read: nothing more is until somebody tells.
+        await until(lambda: heard_at and keys.read_at and keys.read_at >= heard_at[0])
         self.routers.append(running)
         return running
 
