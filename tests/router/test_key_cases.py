@@ -65,9 +65,14 @@ class Gate:
             await listen(heard, on_hint, connected)
 
         running = await self.nursery.start(run_router, config, pool, queries("router"), listening)
-        keys = running.core.keys
-        # What it reads because it listens now is read: nothing more is until somebody tells.
-        await until(lambda: heard_at and keys.read_at and keys.read_at >= heard_at[0])
+        core = running.core
+
+        def settled() -> bool:
+            """What it reads because it listens now is read: nothing more is until a hint."""
+            began, ended = core.keys.read_at or 0.0, core.table_loaded_at or 0.0
+            return bool(heard_at) and heard_at[0] <= began <= ended
+
+        await until(settled)
         self.routers.append(running)
         return running
 
