@@ -139,7 +139,7 @@ def _cards(
 def _profile(
     row: Mapping[str, Any], facts: Mapping[str, Any] | None, cards: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    how = {name: row[name] for name in ("engine", "env", "gpus", "shards")}
+    how = {name: row[name] for name in ("engine", "env", "gpus", "shards", "fabric")}
     return {
         "profile": row["name"],
         "engine": row["engine"],

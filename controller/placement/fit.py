@@ -59,18 +59,30 @@ def estimate(
     env: Mapping[str, object] | None = None,
     gpus: int = 1,
     shards: int = 1,
+    fabric: str = "fabric",
     card_mib: int | None = None,
 ) -> Estimate:
     """The need of a model with these facts, and whether a card of ``card_mib`` MiB is enough.
 
     Never raises, whatever the document and the arguments hold.
     """
-    facts, asks = fit_facts.read(document), [ask(engine, args, env or {}, gpus, shards)]
-    if shards > 1:
-        asks.append(ask(engine, args, env or {}, gpus, shards, wide=False))
+    facts, asks = fit_facts.read(document), _ways(engine, args, env or {}, gpus, shards, fabric)
     found = [_one(facts, asked, card_mib, max(gpus, 1) * max(shards, 1)) for asked in asks]
-    # How nodes will be connected is not known here: the way that needs more is told.
-    return max(found, key=lambda one: one.need_mib or 0)
+    # How nodes will be connected is not known here: of ways that start, the one that needs more.
+    return max(found, key=lambda one: (one.fault is None, one.need_mib or 0))
+
+
+def _ways(
+    engine: str,
+    args: Sequence[object],
+    env: Mapping[str, object],
+    gpus: int,
+    shards: int,
+    fabric: str,
+) -> list[Ask]:
+    """How the agent may start it: what connects nodes decides how vLLM is cut over several."""
+    either = shards > 1 and engine == "vllm" and fabric != "nvlink-domain"
+    return [ask(engine, args, env, gpus, shards, wide=w) for w in (True, False)[: 1 + either]]
 
 
 def _one(f: Facts, asked: Ask, card_mib: int | None, cards: int) -> Estimate:
@@ -91,13 +103,8 @@ def uncut(
     shards: int = 1,
     fabric: str = "fabric",
 ) -> str | None:
-    """Why the engine starts on no card at all; None when it does, or when that is unknown.
-
-    What connects the nodes of a replica decides how vLLM is cut: only what fails in each way does.
-    """
-    either = shards > 1 and engine == "vllm" and fabric != "nvlink-domain"
-    facts = fit_facts.read(document)
-    asks = [ask(engine, args, env or {}, gpus, shards, wide=w) for w in (True, False)[: 1 + either]]
+    """Why the engine starts on no card at all, in no way; None when it does, or nobody knows."""
+    facts, asks = fit_facts.read(document), _ways(engine, args, env or {}, gpus, shards, fabric)
     found = [None if asked.unclear else _uncut(facts, asked) for asked in asks]
     return found[0] if None not in found else None
 

@@ -57,6 +57,4 @@ def _found(document: str, how: _How) -> tuple[int | None, str | None]:
     except ValueError:  # a number of thousands of digits: odd facts are unknown ones
         return None, None
     asked = how._asdict() | {"env": dict(how.env)}
-    fault = uncut(facts, **asked)
-    del asked["fabric"]
-    return smallest_card(facts, **asked), fault
+    return smallest_card(facts, **asked), uncut(facts, **asked)

@@ -150,7 +150,7 @@ select llmgw.replace_v1($1::text, $2::text, $3::bigint, $4::boolean, $5::boolean
 -- What an estimate of a model's memory is made of: its profiles, what its weights say where a node has them (whole ones first), and the cards.
 select jsonb_build_object('model', m.name, 'source', m.source,
     'profiles', (select coalesce(jsonb_agg(jsonb_build_object('name', p.name, 'engine', p.engine, 'args', p.args, 'env', p.env, 'gpus', p.gpus,
-        'shards', p.shards, 'gpu_class', p.gpu_class, 'gpu_memory_mib', p.gpu_memory_mib, 'share', p.share) order by p.position), '[]')
+        'shards', p.shards, 'fabric', p.fabric, 'gpu_class', p.gpu_class, 'gpu_memory_mib', p.gpu_memory_mib, 'share', p.share) order by p.position), '[]')
         from llmgw_core.profile p where p.model = m.name),
     'weights', (select to_jsonb(x) from (
         select w.node_id as node, w.path, w.bytes, w.complete, w.reason, w.facts, w.complete and w.facts is not null as usable

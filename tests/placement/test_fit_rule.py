@@ -111,6 +111,9 @@ def test_over_several_nodes_only_what_fails_in_each_way_is_refused(more, refused
     # vLLM makes a stage of each node where no NVLink joins them: 28 heads go into 4 parts.
     asks = wanted({SOURCE: HEADS}, gpus=4, shards=2, **more)
     assert asks.uncut == (FAULT if refused else None)
+    how = {"engine": asks.engine, "args": asks.spec["args"], "fabric": asks.fabric}
+    found = estimate(json.loads(HEADS), gpus=4, shards=2, **how)
+    assert found.fault == asks.uncut, "fit tells the same"
 
 
 def test_the_next_profile_is_taken_when_heads_cannot_be_cut():
