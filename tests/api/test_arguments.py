@@ -48,7 +48,7 @@ def with_profile(**more):
         ({"gpus": True}, "gpus: must be a number, not true"),
         ({"cpus": True}, "cpus: must be a number, not true"),
         ({"engine": "vllm", "gpus": 1, "driver_min": "new"}, "driver_min: must match pattern"),
-        ({"engine_version": ""}, "engine_version: must have at least 1 character, not ''"),
+        ({"engine_version": ""}, "engine_version: '' is no version of an engine"),
     ],
 )
 def test_definition_faults_of_arguments_and_numbers(more, why):
