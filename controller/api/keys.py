@@ -11,7 +11,7 @@ from pydantic import Field
 
 from controller.api.errors import ApiError
 from controller.api.paging import Page, PageQuery, page
-from controller.api.scopes import Tags, Where  # noqa: TC001 - pydantic needs them
+from controller.api.scopes import Fallback, Tags, Where  # noqa: TC001 - pydantic needs them
 from controller.catalog.profile import Strict
 from controller.catalog.units import Seconds  # noqa: TC001 - pydantic needs them
 from sql.errors import NotFound, Refused
@@ -44,6 +44,9 @@ class KeyBody(Strict):
         None, min_length=1, max_length=100, description="networks it may be used from; absent: any"
     )
     tags: Tags = Field(default_factory=dict, description="for its usage rows")
+    fallback: Fallback | None = Field(
+        None, description="why another model may answer; []: never; absent: as its scopes say"
+    )
 
 
 class RotateBody(Strict):
@@ -72,6 +75,7 @@ class ChangeKeyBody(Strict):
         None, min_length=1, max_length=100, description="null: from anywhere"
     )
     tags: Tags | None = Field(None, description="all of them anew")
+    fallback: Fallback | None = Field(None, description="[]: never; null: as its scopes say")
 
 
 async def keys(call: Call) -> Page:
@@ -85,7 +89,7 @@ async def create(call: Call) -> Any:
     number = "".join(secrets.choice(_ID_LETTERS) for _ in range(12))
     key, digest = _secret(number)
     body = call.body
-    limits = body.models, body.expires, body.scope, body.ips, body.tags
+    limits = body.models, body.expires, body.scope, body.ips, body.tags, body.fallback
     try:
         ends = await call.value("key_create", call.actor, number, digest, body.name, *limits)
     except (Refused, NotFound) as error:  # a model or scope that is not there: the body's fault

@@ -19,6 +19,10 @@ Tag = Annotated[str, Field(min_length=1, max_length=200)]
 Tags = Annotated[dict[Tag, Annotated[str, Field(max_length=500)]], Field(max_length=50)]
 Where = Annotated[str, Field(min_length=1, max_length=700)]
 """An id or a path."""
+Fallback = Annotated[
+    list[Literal["unavailable", "timeout", "error", "refusal"]], Field(max_length=4)
+]
+"""Why another model may answer."""
 
 
 class ScopeView(Answer):
@@ -34,6 +38,7 @@ class ScopeView(Answer):
     created_by: str
     created_at: str
     deleted_at: str | None = None
+    fallback: list[str] | None = None
 
 
 class ScopeDeleted(Answer):
@@ -59,6 +64,17 @@ class ScopeBody(Strict):
     name: str = Field(min_length=1, max_length=200, description="without a slash, and no number")
     parent: Where | None = Field(None, description="id or path; absent: at the top")
     tags: Tags = Field(default_factory=dict)
+    fallback: Fallback | None = Field(
+        None, description="why another model may answer; []: never; absent: not said here"
+    )
+
+
+class ChangeScopeBody(Strict):
+    """What is to be otherwise."""
+
+    fallback: Fallback | None = Field(
+        description="why another model may answer; []: never; null: not said here"
+    )
 
 
 class MoveBody(Strict):
@@ -85,11 +101,19 @@ async def create(call: Call) -> Any:
     body = call.body
     try:
         number = await call.value(
-            "scope_create", call.actor, body.kind, body.name, body.parent, body.tags
+            "scope_create", call.actor, body.kind, body.name, body.parent, body.tags, body.fallback
         )
     except (Refused, NotFound) as error:
         raise ApiError(400, str(error)) from error
     return await _one(call, str(number))
+
+
+async def change(call: Call) -> Any:
+    """Something else for all below, known to every router within two seconds."""
+    changes = call.body.model_dump(exclude_unset=True)
+    return await _one(
+        call, await call.value("scope_change", call.actor, call.path["name"], changes)
+    )
 
 
 async def move(call: Call) -> Any:

@@ -13,6 +13,8 @@ TENANCY: Final = (
           "Organisations, teams and users", scopes.ScopesQuery),
     Route("POST", "/scopes", scopes.create, scopes.ScopeView, "Make a scope",
           body=scopes.ScopeBody),
+    Route("POST", "/scopes/{name}/change", scopes.change, scopes.ScopeView,
+          "Change what a scope says", body=scopes.ChangeScopeBody),
     Route("POST", "/scopes/{name}/move", scopes.move, scopes.ScopeView,
           "Move a scope with all below it", body=scopes.MoveBody),
     Route("POST", "/scopes/{name}/rename", scopes.rename, scopes.ScopeView, "Rename a scope",

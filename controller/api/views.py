@@ -180,7 +180,8 @@ class DecisionView(Answer):
 
 
 class KeyView(Answer):
-    """A client's key, without anything secret; models absent: every model, ips: from anywhere.
+    """A client's key, without anything secret; models absent: every model, ips: from anywhere,
+    fallback: as its scopes or the settings say.
 
     old_until: so long the secret from before a rotation is good too.
     """
@@ -200,6 +201,7 @@ class KeyView(Answer):
     rotated_at: str | None = None
     old_until: str | None = None
     used_at: str | None = None
+    fallback: list[str] | None = None
 
 
 class WeightView(Answer):

@@ -9,12 +9,25 @@ import click
 from controller.cli.client import part
 from controller.cli.node import Duration
 from controller.cli.output import note
-from controller.cli.words import joined, tags_of
+from controller.cli.scopes import FALLBACK
+from controller.cli.words import fallback as fallback_text
+from controller.cli.words import fallback_of, joined, tags_of
 
 if TYPE_CHECKING:
     from controller.cli.session import Session
 
-COLUMNS = ("KEY", "NAME", "SCOPE", "MODELS", "STATE", "CREATED", "EXPIRES", "USED", "BY")
+COLUMNS = (
+    "KEY",
+    "NAME",
+    "SCOPE",
+    "MODELS",
+    "FALLBACK",
+    "STATE",
+    "CREATED",
+    "EXPIRES",
+    "USED",
+    "BY",
+)
 
 
 @click.group(invoke_without_command=True)
@@ -34,8 +47,8 @@ def list_keys(session: Session, scope: str | None = None, state: str | None = No
     found = session.client.pages("/keys", scope=scope, state=state)
     rows = (
         (k["id"], k["name"], k.get("scope"), joined(k["models"]) if "models" in k else "all",
-         k["state"], k["created_at"], k.get("expires_at", "never"), k.get("used_at"),
-         k["created_by"])
+         fallback_text(k), k["state"], k["created_at"], k.get("expires_at", "never"),
+         k.get("used_at"), k["created_by"])
         for k in found
     )  # fmt: skip
     empty = "No keys. Make one with llmgwctl keys create NAME."
@@ -49,14 +62,17 @@ def list_keys(session: Session, scope: str | None = None, state: str | None = No
 @click.option("--ips", help="Networks it may be used from, with commas between. [any]")
 @click.option("--expires", type=Duration(), help='From now, as "90d". [never]')
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="For its usage rows.")
+@click.option("--fallback", help=f"{FALLBACK} [inherit]")
 @click.pass_obj
 def create(
     session: Session, name: str, scope: str | None, models: str | None, ips: str | None,
-    expires: float | None, tags: tuple[str, ...],
+    expires: float | None, tags: tuple[str, ...], fallback: str | None,
 ) -> None:  # fmt: skip
     """Make a key. It is shown this once; only its hash is kept."""
     lists = {"models": _words(models), "ips": _words(ips)}
     body: dict[str, Any] = {"name": name, "scope": scope, "expires": expires, **lists}
+    if fallback is not None:
+        body["fallback"] = fallback_of(fallback)
     given = {field: value for field, value in body.items() if value is not None}
     made = session.client.post("/keys", given | {"tags": tags_of(tags)})
     until = f"until {made['expires_at']}" if "expires_at" in made else "without end"
@@ -83,10 +99,11 @@ def rotate(session: Session, id_: str, grace: float) -> None:
 @click.option("--ips", help='Networks, with commas between; "any": from anywhere.')
 @click.option("--expires", help='From now, as "90d"; "never".')
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="All tags anew.")
+@click.option("--fallback", help=FALLBACK)
 @click.pass_obj
 def change(
     session: Session, id_: str, name: str | None, models: str | None, ips: str | None,
-    expires: str | None, tags: tuple[str, ...],
+    expires: str | None, tags: tuple[str, ...], fallback: str | None,
 ) -> None:  # fmt: skip
     """Change what is named of a key; every router knows it within two seconds."""
     body: dict[str, Any] = {}
@@ -99,8 +116,12 @@ def change(
         body["expires"] = None if expires == "never" else expires
     if tags:
         body["tags"] = tags_of(tags)
+    if fallback is not None:
+        body["fallback"] = fallback_of(fallback)
     if not body:
-        raise click.UsageError("say what to change: --name, --models, --ips, --expires or --tag")
+        raise click.UsageError(
+            "say what to change: --name, --models, --ips, --expires, --tag or --fallback"
+        )
     done = session.client.post(f"/keys/{part(id_)}/change", body)
     session.out.show(done, lambda: f"Key {id_} is changed.")
 

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from controller.cli.client import part
-from controller.cli.words import pairs, tags_of
+from controller.cli.words import fallback as fallback_text
+from controller.cli.words import fallback_of, pairs, tags_of
 
 if TYPE_CHECKING:
     from controller.cli.session import Session
 
-COLUMNS = ("SCOPE", "KIND", "ID", "KEYS", "TAGS", "CREATED", "BY")
+COLUMNS = ("SCOPE", "KIND", "ID", "KEYS", "TAGS", "FALLBACK", "CREATED", "BY")
 KINDS = click.Choice(["org", "team", "user"])
+FALLBACK = (
+    "Why another model may answer: some of unavailable,timeout,error,refusal; none; "
+    "inherit: as what is above says, or the settings."
+)
 
 
 @click.group(invoke_without_command=True)
@@ -36,7 +41,7 @@ def list_scopes(
     found = session.client.pages("/scopes", kind=kind, below=below, deleted=deleted)
     rows = (
         (s["path"], s["kind"] + (" (deleted)" if "deleted_at" in s else ""), s["id"], s["keys"],
-         pairs(s["tags"]), s["created_at"], s["created_by"])
+         pairs(s["tags"]), fallback_text(s), s["created_at"], s["created_by"])
         for s in sorted(found, key=lambda s: s["path"])
     )  # fmt: skip
     empty = "No scopes. Make one with llmgwctl scopes create org NAME."
@@ -47,13 +52,28 @@ def list_scopes(
 @click.argument("kind", type=KINDS)
 @click.argument("path")
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--fallback", help=f"{FALLBACK} [inherit]")
 @click.pass_obj
-def create(session: Session, kind: str, path: str, tags: tuple[str, ...]) -> None:
+def create(
+    session: Session, kind: str, path: str, tags: tuple[str, ...], fallback: str | None
+) -> None:
     """Make an org, team or user: "team acme/ml" is ml in acme, which must be there."""
     parent, _, name = path.rpartition("/")
     body: dict[str, Any] = {"kind": kind, "name": name, "tags": tags_of(tags)}
+    if fallback is not None:
+        body["fallback"] = fallback_of(fallback)
     made = session.client.post("/scopes", body | ({"parent": parent} if parent else {}))
     session.out.show(made, lambda: f"{made['kind']} {made['path']} is made: scope {made['id']}.")
+
+
+@scopes.command()
+@click.argument("scope")
+@click.option("--fallback", required=True, help=FALLBACK)
+@click.pass_obj
+def change(session: Session, scope: str, fallback: str) -> None:
+    """Change what a scope says for all below it; every router knows it within two seconds."""
+    done = session.client.post(f"/scopes/{part(scope)}/change", {"fallback": fallback_of(fallback)})
+    session.out.show(done, lambda: f"Scope {done['path']} is changed.")
 
 
 @scopes.command()

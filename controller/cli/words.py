@@ -61,6 +61,18 @@ def tags_of(words: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def fallback_of(word: str) -> list[str] | None:
+    """Why another model may answer: ``none``, ``inherit`` (None), or reasons between commas."""
+    if word == "inherit":
+        return None
+    return [] if word == "none" else [reason.strip() for reason in word.split(",")]
+
+
+def fallback(thing: Mapping[str, Any]) -> str:
+    """What a scope or key says of it; ``-`` when nothing."""
+    return (",".join(thing["fallback"]) or "none") if "fallback" in thing else "-"
+
+
 def counts(by_word: Mapping[str, int]) -> str:
     """``3 ready, 1 lost``; ``none`` when empty."""
     return ", ".join(f"{n} {word}" for word, n in sorted(by_word.items())) or "none"

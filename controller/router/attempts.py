@@ -39,7 +39,7 @@ class Attempts(Timed):
     """Where one request was sent so far. Methods that can fail return the error for the client."""
 
     fallback: str | None = None  # why it is not the model
-    chose_fallback = False  # the request's own header said when
+    fallback_by = "settings"  # who said when another model may answer
     queued_s = 0.0  # waited in all, until now
     target: Target | None = None
     up: UpstreamConnection | None = None  # the attempt that runs now
@@ -77,7 +77,9 @@ class Attempts(Timed):
         self.want = want
         self.started = time.monotonic()
         self.ask_usage = asked.ask_usage
-        self._may_fall_back = core.config.fallback_on
+        self.may_fall_back = core.config.fallback_on
+        if key.fallback is not None:
+            self.fallback_by, self.may_fall_back = key.fallback
         core.budget.offer(self.started)
 
     @property
@@ -86,14 +88,13 @@ class Attempts(Timed):
         return self.target is not None and self.target.upstream_model != self.asked.model
 
     def allow_fallback(self, reasons: frozenset[str]) -> None:
-        """The request says itself when another model may answer."""
-        self._may_fall_back = reasons
-        self.chose_fallback = True
+        """The request says itself when another model may answer: nobody is nearer."""
+        self.fallback_by, self.may_fall_back = "request", reasons
 
     def pin(self, replica: str, previous: str) -> None:
         """Only this replica can answer: it holds what the request goes on from."""
         self._pinned = replica, previous
-        self._may_fall_back = frozenset()
+        self.fallback_by, self.may_fall_back = "previous", fallbacks.NONE
 
     def begin(self) -> ApiError | None:
         """Send to the replica of choice."""
@@ -201,7 +202,7 @@ class Attempts(Timed):
     def holds(self, status: int) -> bool:
         """Whether an answer with this status is decided on before the client sees it."""
         reason = fallbacks.REASONS.get(status)
-        return status in BY_STATUS or (reason == "refusal" and reason in self._may_fall_back)
+        return status in BY_STATUS or (reason == "refusal" and reason in self.may_fall_back)
 
     def blame(self, failure: Failure) -> None:
         """Let the replica's health know; that an idle connection had died says nothing of it."""
@@ -321,7 +322,7 @@ class Attempts(Timed):
 
     def _fall_back(self, reason: str | None) -> bool:
         """Send to the next model of the chain that has a ready replica."""
-        if reason not in self._may_fall_back:
+        if reason not in self.may_fall_back:
             return False
         if self._chain is None:
             self._chain = fallbacks.chain(self.model, self._core.fleet.names)

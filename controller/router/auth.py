@@ -41,6 +41,7 @@ class Key:
     user: int | None = None
     tags: Mapping[str, object] | None = None
     networks: tuple[Network, ...] | None = None  # peers that may use it; None = everybody
+    fallback: tuple[str, frozenset[str]] | None = None  # who says why it may fall back, and why
 
     @property
     def tenancy(self) -> tuple[str, float]:

@@ -14,8 +14,9 @@ _UNSAFE = re.compile(rb"[\x00-\x1f\x7f]")
 def headers(attempts: Attempts) -> tuple[tuple[bytes, bytes], ...]:
     """Header lines about a request that was, or could not be, sent to an engine.
 
-    `x-llmgw-fallback` is there when another model answers: which, why, and whether the request's
-    own header or the settings allowed it.
+    `x-llmgw-fallback-on`: for which reasons another model may answer, and who said so; that is
+    `previous` when nobody else has the answer that the request goes on from.
+    `x-llmgw-fallback` is there when another model answers: which, why, and who allowed it.
     """
     told: list[tuple[bytes, bytes]] = [
         (b"x-llmgw-model", _value(attempts.serving)),
@@ -24,9 +25,10 @@ def headers(attempts: Attempts) -> tuple[tuple[bytes, bytes], ...]:
     ]
     if attempts.target is not None:
         told.append((b"x-llmgw-replica", _value(attempts.target.pool.key)))
+    reasons = ",".join(sorted(attempts.may_fall_back)) or "none"
+    told.append((b"x-llmgw-fallback-on", _value(f"{reasons}; by={attempts.fallback_by}")))
     if attempts.fallback is not None:
-        level = "request" if attempts.chose_fallback else "settings"
-        value = f"{attempts.serving}; on={attempts.fallback}; by={level}"
+        value = f"{attempts.serving}; on={attempts.fallback}; by={attempts.fallback_by}"
         told.append((b"x-llmgw-fallback", _value(value)))
     return tuple(told)
 

@@ -43,7 +43,7 @@ class KeyRows:
     def secrets_of(self, row: Mapping[str, Any]) -> dict[bytes, Key]:
         """The secrets by which the key of a row may be used, by hash; each with its end."""
         place, models, tags = self._place(row), self._models(row["models"]), self._tags(row["tags"])
-        networks = self._networks(row["ips"])
+        networks, fallback = self._networks(row["ips"]), self._fallback(row)
 
         def until(moment: float | None) -> Key:
             return Key(
@@ -57,6 +57,7 @@ class KeyRows:
                 user=place.user,
                 tags=tags,
                 networks=networks,
+                fallback=fallback,
             )
 
         expires_at: float | None = row["expires_at"]
@@ -89,6 +90,13 @@ class KeyRows:
         if texts is None:
             return None
         return self._once(("networks", *texts), lambda: tuple(map(ip_network, texts)))
+
+    def _fallback(self, row: Mapping[str, Any]) -> tuple[str, frozenset[str]] | None:
+        reasons: list[str] | None = row["fallback"]
+        if reasons is None:
+            return None
+        by: str = row["fallback_by"]
+        return self._once(("fallback", by, *reasons), lambda: (by, frozenset(reasons)))
 
     def _once(self, name: Hashable, make: Callable[[], T]) -> T:
         found: T | None = self._shared.get(name)

@@ -94,8 +94,8 @@ async def api_key(folder: Folder, pool: Pool) -> str:
     number = "".join(secrets.choice(_ID_LETTERS) for _ in range(12))
     key = f"sk-{number}-{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(key.encode()).digest()
-    # For every model, without an end, in no scope, from anywhere, without tags.
-    about = number, digest, "llmgwctl up", None, None, None, None, None
+    # For every model, without an end, in no scope, from anywhere, without tags or fallbacks.
+    about = number, digest, "llmgwctl up", *[None] * 6
     await pool.fetchval(queries("tenancy")["key_create"], ACTOR, *about)
     folder.keep_secret(KEY_FILE, key)
     return key

@@ -56,6 +56,20 @@ comment on function llmgw_core.scope_fits() is 'A parent is of a higher kind and
 create or replace trigger scope_fits before insert or update of kind, parent on llmgw_core.scope
     for each row execute function llmgw_core.scope_fits();
 
+create or replace function llmgw_core.fallback_of(p_object text, p_reasons jsonb) returns text[]
+language plpgsql immutable security definer set search_path = llmgw_core, pg_temp as $$
+begin
+    if coalesce(jsonb_typeof(p_reasons), 'null') = 'null' then
+        return null;
+    end if;
+    if jsonb_typeof(p_reasons) <> 'array' or not p_reasons <@ '["unavailable", "timeout", "error", "refusal"]' then
+        raise exception '%: % is no list of reasons to fall back', left(p_object, 200), left(p_reasons::text, 100) using errcode = 'LG003',
+            hint = 'a list with some of unavailable, timeout, error, refusal; an empty one: never; null: as the scopes above or the settings say';
+    end if;
+    return array(select distinct r from jsonb_array_elements_text(p_reasons) r order by r);
+end $$;
+comment on function llmgw_core.fallback_of(text, jsonb) is 'A list of reasons to fall back, each once; null when nothing is said, LG003 for anything else.';
+
 create or replace function llmgw_core.scope_moved() returns trigger
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 begin
@@ -63,9 +77,9 @@ begin
         where k.scope_id = any (array(select llmgw_core.scopes_below(new.id))) and k.changed <> pg_current_xact_id();
     return null;
 end $$;
-comment on function llmgw_core.scope_moved() is 'What stands above the keys below is another: routers read these keys again. A name is nothing that they know.';
-create or replace trigger scope_moved after update of parent, deleted_at on llmgw_core.scope
-    for each row when (old.parent is distinct from new.parent or old.deleted_at is distinct from new.deleted_at)
+comment on function llmgw_core.scope_moved() is 'What stands above the keys below is another, or says something else: routers read these keys again. A name is nothing that they know.';
+create or replace trigger scope_moved after update of parent, deleted_at, fallback on llmgw_core.scope
+    for each row when (old.parent is distinct from new.parent or old.deleted_at is distinct from new.deleted_at or old.fallback is distinct from new.fallback)
     execute function llmgw_core.scope_moved();
 
 create or replace function llmgw_core.scope_kept() returns trigger
@@ -76,15 +90,16 @@ end $$;
 comment on function llmgw_core.scope_kept() is 'No row of a scope goes (LG003): usage of years names it.';
 create or replace trigger scope_kept before delete on llmgw_core.scope for each row execute function llmgw_core.scope_kept();
 
-create or replace function llmgw.scope_create_v1(p_actor text, p_kind text, p_name text, p_parent text, p_tags jsonb) returns bigint
+create or replace function llmgw.scope_create_v1(p_actor text, p_kind text, p_name text, p_parent text, p_tags jsonb, p_fallback text[] default null) returns bigint
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     number bigint;
+    reasons text[] := llmgw_core.fallback_of('scope ' || p_name, to_jsonb(p_fallback));
 begin
     perform pg_advisory_xact_lock(7720, 4);
     begin
-        insert into llmgw_core.scope (kind, name, parent, tags, created_by)
-            values (p_kind, p_name, case when p_parent is not null then llmgw_core.scope_of(p_parent) end, coalesce(p_tags, '{}'), p_actor)
+        insert into llmgw_core.scope (kind, name, parent, tags, created_by, fallback)
+            values (p_kind, p_name, case when p_parent is not null then llmgw_core.scope_of(p_parent) end, coalesce(p_tags, '{}'), p_actor, reasons)
             returning id into number;
     exception
         when unique_violation then
@@ -93,10 +108,27 @@ begin
             raise exception 'scope %: a kind is org, team or user; a name is 1 to 200 characters without a slash, and no number; tags are an object of at most 4096 characters', p_name
                 using errcode = 'LG003';
     end;
-    perform llmgw_core.audited(p_actor, 'create', 'scope ' || number, jsonb_build_object('kind', p_kind, 'name', p_name, 'parent', p_parent));
+    perform llmgw_core.audited(p_actor, 'create', 'scope ' || number,
+        jsonb_build_object('kind', p_kind, 'name', p_name, 'parent', p_parent) || case when reasons is not null then jsonb_build_object('fallback', reasons) else '{}' end);
     return number;
 end $$;
-comment on function llmgw.scope_create_v1(text, text, text, text, jsonb) is 'A new organisation, team or user, within a parent (id or path) or none; returns its id.';
+comment on function llmgw.scope_create_v1(text, text, text, text, jsonb, text[]) is 'A new organisation, team or user, within a parent (id or path) or none; returns its id. fallback: reasons, {} for none, null: not said.';
+
+create or replace function llmgw.scope_change_v1(p_actor text, p_scope text, p_changes jsonb) returns bigint
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    number bigint;
+begin
+    perform pg_advisory_xact_lock(7720, 4);
+    number := llmgw_core.scope_of(p_scope);
+    if p_changes ? 'fallback' then
+        update llmgw_core.scope s set fallback = llmgw_core.fallback_of('scope ' || p_scope, p_changes->'fallback') where s.id = number;
+    end if;
+    perform llmgw_core.audited(p_actor, 'change', 'scope ' || number, p_changes);
+    perform llmgw_core.notify('keys');
+    return number;
+end $$;
+comment on function llmgw.scope_change_v1(text, text, jsonb) is 'Changes what is named: fallback (a list of reasons; null: not said here). The rest stays. Returns the id of the scope.';
 
 create or replace function llmgw.scope_move_v1(p_actor text, p_scope text, p_parent text) returns bigint
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -158,5 +190,6 @@ begin
 end $$;
 comment on function llmgw.scope_delete_v1(text, text) is 'Deletes a scope and all below it, and revokes their keys; rows and names stay for history. Returns how many scopes and keys.';
 
-grant execute on function llmgw_core.scope_of(text), llmgw_core.scopes_below(bigint), llmgw.scope_create_v1(text, text, text, text, jsonb), llmgw.scope_move_v1(text, text, text), llmgw.scope_rename_v1(text, text, text),
+grant execute on function llmgw_core.scope_of(text), llmgw_core.scopes_below(bigint), llmgw.scope_create_v1(text, text, text, text, jsonb, text[]),
+    llmgw.scope_change_v1(text, text, jsonb), llmgw.scope_move_v1(text, text, text), llmgw.scope_rename_v1(text, text, text),
     llmgw.scope_delete_v1(text, text) to llmgw_controller;

@@ -69,11 +69,13 @@ begin
 end $$;
 comment on function llmgw_core.key_locked(text) is 'The key, locked for this transaction; LG005 when there is none.';
 
-create or replace function llmgw.key_create_v2(p_actor text, p_id text, p_hash bytea, p_name text, p_models text[], p_ttl_s double precision, p_scope text, p_ips text[], p_tags jsonb)
+create or replace function llmgw.key_create_v2(p_actor text, p_id text, p_hash bytea, p_name text, p_models text[], p_ttl_s double precision, p_scope text, p_ips text[], p_tags jsonb,
+    p_fallback text[] default null)
 returns timestamptz language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     until timestamptz := clock_timestamp() + make_interval(secs => p_ttl_s);
     scope bigint;
+    reasons text[] := llmgw_core.fallback_of('key ' || p_name, to_jsonb(p_fallback));
 begin
     perform llmgw_core.models_known(p_name, p_models);
     if p_scope is not null then
@@ -81,16 +83,16 @@ begin
         scope := llmgw_core.scope_of(p_scope);
     end if;
     begin
-        insert into llmgw_core.api_key (id, hash, name, models, created_by, expires_at, scope_id, ips, tags)
-            values (p_id, p_hash, p_name, p_models, p_actor, until, scope, llmgw_core.networks(p_ips), coalesce(p_tags, '{}'));
+        insert into llmgw_core.api_key (id, hash, name, models, created_by, expires_at, scope_id, ips, tags, fallback)
+            values (p_id, p_hash, p_name, p_models, p_actor, until, scope, llmgw_core.networks(p_ips), coalesce(p_tags, '{}'), reasons);
     exception when check_violation then
         raise exception 'key %: a name is 1 to 200 characters, an IP list at most 100 networks, tags an object of at most 4096 characters', left(p_name, 200) using errcode = 'LG003';
     end;
-    perform llmgw_core.audited(p_actor, 'create', 'key ' || p_id, jsonb_strip_nulls(jsonb_build_object('name', p_name, 'models', p_models, 'scope', p_scope, 'ips', p_ips, 'tags', p_tags)));
+    perform llmgw_core.audited(p_actor, 'create', 'key ' || p_id, jsonb_strip_nulls(jsonb_build_object('name', p_name, 'models', p_models, 'scope', p_scope, 'ips', p_ips, 'tags', p_tags, 'fallback', reasons)));
     perform llmgw_core.notify('keys');
     return until;
 end $$;
-comment on function llmgw.key_create_v2(text, text, bytea, text, text[], double precision, text, text[], jsonb) is 'Keeps the hash of a new key, in a scope (id or path) or none; returns when it expires (null = never).';
+comment on function llmgw.key_create_v2(text, text, bytea, text, text[], double precision, text, text[], jsonb, text[]) is 'Keeps the hash of a new key, in a scope (id or path) or none; returns when it expires (null = never). fallback: reasons, {} for none, null: not said.';
 
 create or replace function llmgw.key_create_v1(p_actor text, p_id text, p_hash bytea, p_name text, p_models text[], p_ttl_s double precision)
 returns timestamptz language sql security definer set search_path = llmgw_core, pg_temp as $$
@@ -148,6 +150,7 @@ begin
             models = case when p_changes ? 'models' then llmgw_core.texts_of(p_changes->'models') else x.models end,
             ips = case when p_changes ? 'ips' then llmgw_core.networks(llmgw_core.texts_of(p_changes->'ips')) else x.ips end,
             tags = case when p_changes ? 'tags' then p_changes->'tags' else x.tags end,
+            fallback = case when p_changes ? 'fallback' then llmgw_core.fallback_of('key ' || p_id, p_changes->'fallback') else x.fallback end,
             expires_at = case when p_changes ? 'expires' then clock_timestamp() + make_interval(secs => (p_changes->>'expires')::double precision) else x.expires_at end
             where x.id = p_id;
     exception when check_violation or not_null_violation then
@@ -156,7 +159,7 @@ begin
     perform llmgw_core.audited(p_actor, 'change', 'key ' || p_id, p_changes);
     perform llmgw_core.notify('keys');
 end $$;
-comment on function llmgw.key_change_v1(text, text, jsonb) is 'Changes what is named: name, models (null: every one), ips (null: from anywhere), tags, expires (seconds from now; null: never). The rest stays.';
+comment on function llmgw.key_change_v1(text, text, jsonb) is 'Changes what is named: name, models (null: every one), ips (null: from anywhere), tags, fallback (null: not said here), expires (seconds from now; null: never). The rest stays.';
 
 create or replace function llmgw.key_revoke_v1(p_actor text, p_id text) returns void
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -184,5 +187,5 @@ $$;
 comment on function llmgw_core.keys_keep() is 'Forgets secrets whose grace is over.';
 
 grant execute on function llmgw.key_create_v1(text, text, bytea, text, text[], double precision),
-    llmgw.key_create_v2(text, text, bytea, text, text[], double precision, text, text[], jsonb), llmgw.key_rotate_v1(text, text, bytea, double precision),
+    llmgw.key_create_v2(text, text, bytea, text, text[], double precision, text, text[], jsonb, text[]), llmgw.key_rotate_v1(text, text, bytea, double precision),
     llmgw.key_move_v1(text, text, text), llmgw.key_change_v1(text, text, jsonb), llmgw.key_revoke_v1(text, text), llmgw_core.keys_used_v1(text[]) to llmgw_controller;

@@ -13,7 +13,11 @@ select jsonb_strip_nulls(to_jsonb(v)) from llmgw.scopes v where v.id = $1::text:
 
 -- name: scope_create
 -- A new scope; answers its id.
-select llmgw.scope_create_v1($1::text, $2::text, $3::text, $4::text, $5::jsonb);
+select llmgw.scope_create_v1($1::text, $2::text, $3::text, $4::text, $5::jsonb, $6::text[]);
+
+-- name: scope_change
+-- Changes what is named of a scope; answers its id.
+select llmgw.scope_change_v1($1::text, $2::text, $3::jsonb)::text;
 
 -- name: scope_move
 -- Another parent for a scope; answers its id.
@@ -43,7 +47,7 @@ select set_config('llmgw.source', $1::text, true);
 
 -- name: key_create
 -- Keeps the hash of a new key.
-select to_jsonb(llmgw.key_create_v2($1::text, $2::text, $3::bytea, $4::text, $5::text[], $6::double precision, $7::text, $8::text[], $9::jsonb));
+select to_jsonb(llmgw.key_create_v2($1::text, $2::text, $3::bytea, $4::text, $5::text[], $6::double precision, $7::text, $8::text[], $9::jsonb, $10::text[]));
 
 -- name: key_rotate
 -- A new secret for a key; answers until when the one before is good.

@@ -8,10 +8,12 @@ create table llmgw_core.scope (
     tags jsonb not null default '{}' check (jsonb_typeof(tags) = 'object' and length(tags::text) <= 4096),
     created_by text not null,
     created_at timestamptz not null default clock_timestamp(),
-    deleted_at timestamptz
+    deleted_at timestamptz,
+    fallback text[] constraint scope_fallback check (fallback <@ array['unavailable', 'timeout', 'error', 'refusal'] and cardinality(fallback) <= 4)
 );
 create unique index scope_name on llmgw_core.scope (coalesce(parent, 0), name) where deleted_at is null;
 create index scope_parent on llmgw_core.scope (parent) where parent is not null;
+comment on column llmgw_core.scope.fallback is 'For which reasons another model may answer those below; {}: for none. Null: not said here.';
 comment on table llmgw_core.scope is 'Organisations, teams and users: a tree in which a parent is always of a higher kind and levels may be left out. A deleted one stays, so that history keeps its name; names are unique within the parent among those that are not deleted. No name is a number: a scope is asked for by its id or its path.';
 
 create table llmgw_core.api_key (
@@ -27,11 +29,13 @@ create table llmgw_core.api_key (
     ips cidr[] check (cardinality(ips) between 1 and 100),
     tags jsonb not null default '{}' check (jsonb_typeof(tags) = 'object' and length(tags::text) <= 4096),
     rotated_at timestamptz,
-    changed xid8 not null default pg_current_xact_id()
+    changed xid8 not null default pg_current_xact_id(),
+    fallback text[] constraint api_key_fallback check (fallback <@ array['unavailable', 'timeout', 'error', 'refusal'] and cardinality(fallback) <= 4)
 );
 create index api_key_scope on llmgw_core.api_key (scope_id) where scope_id is not null;
 create index api_key_changed on llmgw_core.api_key (changed);
 create index api_key_created on llmgw_core.api_key (created_at, id);
+comment on column llmgw_core.api_key.fallback is 'For which reasons another model may answer this key; {}: for none. Null: its scopes say, or the settings.';
 comment on table llmgw_core.api_key is 'Keys of clients: SHA-256 of a random 256-bit secret, never the secret. models null = every model, ips null = from anywhere. changed is the transaction that last changed what a router must know of the key: its own columns, its old secrets, or the scopes above it.';
 
 create table llmgw_core.api_key_old (

@@ -67,6 +67,8 @@ async def test_scopes_are_asked_for_by_path_or_id(api):
         ("/scopes", {"kind": "team", "name": "a", "parent": "nope"}, "no scope nope"),
         ("/scopes", {"kind": "org", "name": "a", "tags": {"x": 1}}, "tags"),
         ("/keys", {"name": "k", "scope": "nope"}, "no scope nope"),
+        ("/keys", {"name": "k", "fallback": ["maybe"]}, "'unavailable', 'timeout'"),
+        ("/scopes", {"kind": "org", "name": "a", "fallback": "none"}, "fallback"),
         ("/keys", {"name": "k", "ips": ["10.0.0.1/8"]}, "is no network"),
         ("/keys", {"name": "k", "expires": "1e9d"}, "expires"),
         ("/users", {"name": "Ada", "password": PASSWORD}, "small letters"),
@@ -120,6 +122,25 @@ async def test_what_is_named_of_a_key_changes_and_the_rest_stays(api):
     assert [row["action"] for row in changes] == ["change"] * 3 + ["create"]
     await api.good("DELETE", f"/keys/{made['id']}")
     assert "revoked" in await api.bad(400, "POST", path, {"name": "m"})
+
+
+async def test_C10_scopes_and_keys_say_when_to_fall_back(api):
+    body = {"kind": "org", "name": "acme", "fallback": ["timeout", "error", "error"]}
+    assert (await api.good("POST", "/scopes", body))["fallback"] == ["error", "timeout"]
+    made = await api.good("POST", "/keys", {"name": "k", "scope": "acme", "fallback": []})
+    [row] = await api.good("GET", "/keys")
+    assert row["fallback"] == []
+    for path in ("/scopes/acme/change", f"/keys/{made['id']}/change"):
+        changed = await api.good("POST", path, {"fallback": ["refusal"]})
+        assert changed["fallback"] == ["refusal"]
+        assert "fallback" not in await api.good("POST", path, {"fallback": None})
+        assert "fallback" in await api.bad(400, "POST", path, {"fallback": ["refuse"]})
+    assert "fallback" in await api.bad(400, "POST", "/scopes/acme/change", {})
+    assert "no scope" in await api.bad(404, "POST", "/scopes/no/change", {"fallback": []})
+    details = [row["detail"] for row in await api.good("GET", "/audit")]
+    assert [detail.get("fallback") for detail in details] == [
+        None, ["refusal"], None, ["refusal"], [], ["error", "timeout"],
+    ]  # fmt: skip
 
 
 async def test_a_password_is_kept_as_argon2id_and_shown_nowhere(api, pool):

@@ -228,6 +228,7 @@ async def test_keys(ctl):
         "NAME",
         "SCOPE",
         "MODELS",
+        "FALLBACK",
         "STATE",
         "CREATED",
         "EXPIRES",

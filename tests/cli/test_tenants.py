@@ -14,7 +14,7 @@ async def test_a_tree_is_made_moved_and_deleted(bare):
     key = json.loads(await bare.good("keys", "create", "k", "--scope", "acme/ml", "--json"))
     assert key["scope"] == "acme/ml"
     lines = (await bare.good("scopes")).splitlines()
-    assert lines[0].split() == ["SCOPE", "KIND", "ID", "KEYS", "TAGS", "CREATED", "BY"]
+    assert lines[0].split() == ["SCOPE", "KIND", "ID", "KEYS", "TAGS", "FALLBACK", "CREATED", "BY"]
     assert [line.split()[:5] for line in lines[1:]] == [
         ["acme", "org", "1", "0", "cost=7"],
         ["acme/ml", "team", "2", "1", "-"],
@@ -47,6 +47,22 @@ async def test_a_key_is_rotated_and_moved(bare):
     assert (row["scope"], "old_until" in row) == ("acme", True)
     await bare.good("keys", "move", number, "--out")
     assert "scope" not in json.loads(await bare.good("keys", "--json"))[0]
+
+
+async def test_C10_scopes_and_keys_say_when_to_fall_back(bare):
+    await bare.good("scopes", "create", "org", "acme", "--fallback", "error,timeout")
+    made = (await bare.good("keys", "create", "k", "--scope", "acme", "--fallback", "none")).strip()
+    number = made.split("-")[1]
+    assert (await bare.good("keys")).splitlines()[1].split()[4] == "none"
+    assert (await bare.good("scopes")).splitlines()[1].split()[5] == "error,timeout"
+    await bare.good("keys", "change", number, "--fallback", "inherit")
+    assert (await bare.good("keys")).splitlines()[1].split()[4] == "-"
+    said = await bare.good("scopes", "change", "acme", "--fallback", "refusal, error")
+    assert said == "Scope acme is changed.\n"
+    [row] = json.loads(await bare.good("scopes", "--json"))
+    assert row["fallback"] == ["error", "refusal"]
+    wrong = await bare("keys", "change", number, "--fallback", "always")
+    assert (wrong.code, "'unavailable', 'timeout'" in wrong.err) == (1, True)
 
 
 async def test_passwords_come_from_stdin_and_are_shown_nowhere(bare):

@@ -123,8 +123,9 @@ class Routers:
 
     async def ask(self, key: str, router: int = 0, **fields: Any) -> Answer:
         """One chat on a connection of its own."""
+        headers = {"key": key, **fields.pop("headers", {})}
         wire = await self.open(router)
-        await wire.post("/v1/chat/completions", chat_body(**fields), key=key)
+        await wire.post("/v1/chat/completions", chat_body(**fields), **headers)
         answer = await wire.answer()
         wire.close()
         return answer

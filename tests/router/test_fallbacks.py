@@ -180,8 +180,10 @@ async def test_C10_refusals_fall_back_where_the_request_or_the_settings_say_so(
     headers = EXPLAIN if header is None else {**EXPLAIN, "x_llmgw_fallback": header}
     answer = await told(house, headers=headers, stream=stream)
     assert answer.status == (200 if falls else 400)
+    level = "settings" if header is None else "request"
+    reasons = ",".join(sorted((header or ",".join(settings) or "none").split(",")))
+    assert answer.headers["x-llmgw-fallback-on"] == f"{reasons}; by={level}"
     if falls:
-        level = "settings" if header is None else "request"
         assert answer.headers["x-llmgw-fallback"] == f"b; on=refusal; by={level}"
     else:
         assert answer.json == TOO_LONG["body"]

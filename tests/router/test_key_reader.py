@@ -31,6 +31,8 @@ NAMES = [f"key{n:03}" for n in range(12)]
 ROTATE = "select llmgw.key_rotate_v1('t', %s, %s, %s)"
 CREATE = "select llmgw.key_create_v2('t', %s, %s, 'k', null, null, %s, null, null)"
 
+SAYS = '{"fallback": ["error", "refusal"]}'
+
 
 class Tenants:
     """Random changes, some of them in a transaction that stays open for a while."""
@@ -73,7 +75,7 @@ class Tenants:
                 self.slow.rollback()
 
     def _change(self, connection: psycopg.Connection[Any], name: str) -> None:
-        kind = self.random.choice(["rotate", "rotate", "models", "revoke", "key", "scope"])
+        kind = self.random.choice(["rotate", "rotate", "models", "revoke", "key", "scope", "says"])
         if kind == "rotate":
             self.secrets[name] += 1
             grace = self.random.choice([0, 60, 3600])
@@ -90,6 +92,12 @@ class Tenants:
         elif kind == "scope" and connection is self.owner:
             here, there = self.random.choice([("a/t", "b"), ("b/t", "a")])
             connection.execute("select llmgw.scope_move_v1('t', %s, %s)", (here, there))
+        elif kind == "says" and connection is self.owner:
+            said = self.random.choice(['{"fallback": null}', '{"fallback": []}', SAYS])
+            place = self.random.choice(["a", "b", "a/t", "b/t"])
+            connection.execute("select llmgw.scope_change_v1('t', %s, %s::jsonb)", (place, said))
+        elif kind == "says":
+            connection.execute("select llmgw.key_change_v1('t', %s, %s::jsonb)", (name, SAYS))
 
     def close(self) -> None:
         self.slow.rollback()

@@ -126,7 +126,7 @@ def test_the_unknown_are_forgotten_and_never_many(monkeypatch: pytest.MonkeyPatc
 def row(identity: str, **fields: Any) -> dict[str, Any]:
     """A row of usable_key."""
     names = ("models", "expires_at", "chain", "org_id", "team_id", "user_id", "ips", "tags",
-             "old_hashes", "old_until")  # fmt: skip
+             "old_hashes", "old_until", "fallback", "fallback_by")  # fmt: skip
     return {"id": identity, "hash": digest(identity), **dict.fromkeys(names), **fields}
 
 
@@ -143,6 +143,9 @@ def test_a_row_is_a_key_for_each_of_its_secrets() -> None:
     assert (key.chain, key.org, key.team, key.user) == ((3, 7), 3, None, 7)
     assert (key.tenancy, key.tags, key.models) == (("scope 3", 1.0), {"app": "x"}, {"m"})
     assert key.networks == (ip_network("::1/128"),)
+    assert key.fallback is None
+    said = KeyRows().secrets_of(row("k", fallback=[], fallback_by="team"))[digest("k")]
+    assert said.fallback == ("team", frozenset())
     bare = KeyRows().secrets_of(row("k"))[digest("k")]
     assert bare == Key("k")
 
