@@ -1,5 +1,8 @@
 """Which models answer instead of one that cannot, and when. Pure.
 
+The nearest word says when: the request's header, its key's, its user's, team's or org's (one of
+them is in force, `llmgw_core.usable_key`), the settings'.
+
 The same for plain and streamed calls: it is decided before a byte goes to the client. A key that
 may use the asked name is served by its fallbacks too: whoever declares a fallback decides that.
 """

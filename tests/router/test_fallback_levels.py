@@ -36,6 +36,11 @@ OTHER = (
     "update llmgw_core.replica set state = 'ready' where model = 'n'",
 )
 
+SCOPES = (
+    ("org", "acme", None), ("team", "ml", "acme"), ("user", "alice", "acme/ml"),
+    ("org", "else", None),
+)  # fmt: skip
+
 
 class Levels:
     """Two routers; a key in acme/ml/alice, and a model whose only engine does what a test says."""
@@ -48,8 +53,7 @@ class Levels:
         self.routers.prepare(self.primary, KEY)
         for statement in OTHER:
             self.routers.execute(statement, *([other.url] if "%s" in statement else []))
-        for kind, name, parent in (("org", "acme", None), ("team", "ml", "acme"),
-                                   ("user", "alice", "acme/ml"), ("org", "else", None)):  # fmt: skip
+        for kind, name, parent in SCOPES:
             made = "select llmgw.scope_create_v1('test', %s, %s, %s, null)"
             self.routers.execute(made, kind, name, parent)
         self.move("acme/ml/alice")

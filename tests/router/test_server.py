@@ -142,7 +142,7 @@ class Shelf:
     def key(name: str, secret: str, expires_at: float | None) -> dict[str, Any]:
         digest = sha256(secret.encode()).digest()
         unset = dict.fromkeys(("models", "chain", "org_id", "team_id", "user_id", "ips", "tags"))
-        olds = dict.fromkeys(("old_hashes", "old_until"))
+        olds = dict.fromkeys(("old_hashes", "old_until", "fallback", "fallback_by"))
         return {"id": name, "hash": digest, "expires_at": expires_at, **unset, **olds}
 
     async def fetch(self, sql: str, *args: Any) -> list[Any]:
