@@ -79,8 +79,12 @@ def test_every_candidate_is_chosen_or_refused_with_a_reason(made, wanted, seed):
         assert not {s.node_id for s in place.shards} & {n.id for n in others}
         shown = candidates(snapshot(before.values(), [one]), one)
         able = {n.id for n in before.values()} - {n.id for n in others}
-        if chosen is one.profiles[0]:
+        if chosen is not one.profiles[0]:
+            continue
+        if chosen.shards == 1:
             assert {c.node for c in shown} == able, "the rest of the fleet is refused"
+        else:  # of those that are able, the ones with enough partners
+            assert {s.node_id for s in place.shards} <= {c.node for c in shown} <= able
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from controller.router import tenancy
 from controller.router.config import Timeouts
 from tests.router.tenants import Routers
 from tests.router.wire import Answer, chat_body, until
@@ -267,7 +268,10 @@ ENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-async def test_b05_no_way_out_keeps_a_slot(routers: Routers, engine: FakeEngine, path: str) -> None:
+async def test_b05_no_way_out_keeps_a_slot(
+    routers: Routers, engine: FakeEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenancy, "WAIT_S", 30.0)  # the other router gives back, however slow
     routers.prepare(engine, "slots1")
     routers.limit("slots1", parallel=4)
     times = Timeouts(refresh_s=0.2, flush_s=0.02, headers_s=0.3, first_token_s=0.3, idle_s=0.3)
