@@ -3,170 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
-import json
-import random
-import shutil
-import signal
-import tempfile
-import threading
-import time
 from collections import Counter
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
-import psutil
-import psycopg
 import pytest
 
-from sql import embedded, logins, migrate
-from tests.control.process import Controller, end, until
+from tests.control.process import Controller, until
+from tests.end_to_end.chaos import (
+    KEY,
+    Load,
+    Postgres,
+    kill_all,
+    kill_router,
+    knows_keys,
+    postgres,
+)
 from tests.fake_engine import FakeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-KEY = "sk-chaos"
-CLIENTS = 4
 WORKERS = 2
-
-
-class Postgres:
-    """A server of our own, which can be killed and comes back with what it had committed."""
-
-    def __init__(self, base: Path) -> None:
-        self._base = base
-        self._port = embedded.free_port()
-        self.start()
-        migrate.upgrade(self.server.url)
-        with self.connect() as connection:
-            logins.ensure(connection, "chaos", "llmgw_controller", "test-only")
-        rest = self.server.url.rpartition("@")[2]
-        self.url = f"postgresql://chaos:test-only@{rest}"
-
-    def start(self) -> None:
-        # What was committed must be there after a kill of the process, if not of the machine.
-        options = {"synchronous_commit": "on", "max_wal_size": "128MB"}
-        self.server = embedded.start(
-            self._base, port=self._port, fast_and_unsafe=True, options=options
-        )
-
-    def kill(self) -> None:
-        """All processes at once, without a word."""
-        parent = psutil.Process(self.server.process.pid)
-        family = [parent, *parent.children(recursive=True)]
-        for process in family:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.server.process.wait(10)
-        psutil.wait_procs(family[1:], 10)
-
-    def connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self.server.url, autocommit=True)
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        with self.connect() as connection:
-            return connection.execute(query).fetchall()  # type: ignore[arg-type]
-
-
-@contextmanager
-def postgres() -> Iterator[Postgres]:
-    base = Path(tempfile.mkdtemp(prefix="llmgw-chaos-pg-", dir="/var/tmp"))
-    made = Postgres(base)
-    try:
-        yield made
-    finally:
-        embedded.stop(made.server.process)
-        shutil.rmtree(base, ignore_errors=True)
-
-
-class Load:
-    """Clients that send all the time and remember what they got whole."""
-
-    def __init__(self, port: int, seed: int) -> None:
-        self._port = port
-        self._random = random.Random(seed)
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self.sent: dict[str, int] = {}
-        self.whole: dict[str, int] = {}
-        self.ends: Counter[str] = Counter()
-        self._threads = [
-            threading.Thread(target=self._run, args=(number,)) for number in range(CLIENTS)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(30)
-
-    def _run(self, client: int) -> None:
-        number = 0
-        while not self._stopping.is_set():
-            number += 1
-            name = f"c{client}-{number}"
-            with self._lock:
-                tokens, stream = self._random.randint(1, 9), self._random.random() < 0.5
-                self.sent[name] = tokens
-            if self._ask(name, tokens, stream=stream):
-                with self._lock:
-                    self.whole[name] = tokens
-            else:
-                time.sleep(0.02)
-
-    def _ask(self, name: str, tokens: int, *, stream: bool) -> bool:
-        body = {"model": "m", "stream": stream, "messages": [], "fake": {"tokens": tokens}}
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
-        try:
-            headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": name}
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            answer = connection.getresponse()
-            answer.read()  # raises when the last byte does not come
-        except (OSError, http.client.HTTPException) as error:
-            self.ends[type(error).__name__] += 1
-            return False
-        finally:
-            connection.close()
-        self.ends[str(answer.status)] += 1
-        return answer.status == 200
-
-    def more(self, count: int) -> None:
-        """Wait until so many more answers are whole."""
-        wanted = len(self.whole) + count
-        enough = f"{count} more answers, after {self.ends}"
-        until(lambda: len(self.whole) >= wanted, enough, 60)
-
-
-def kill_router(controller: Controller, worker: int) -> None:
-    end(until(lambda: controller.children().get(f"router {worker}"), "a router runs"))
-
-
-def knows_keys(controller: Controller) -> None:
-    """Both routers have reached Postgres: they serve on while it is away."""
-    known = [("llmgw_keys_known", (("worker", str(worker)),)) for worker in range(WORKERS)]
-
-    def all_known() -> bool:
-        status, _ = controller.get("/metrics")
-        found = controller.metrics() if status == 200 else {}
-        return all(found.get(name) for name in known)
-
-    until(all_known, "both routers know keys")
-
-
-def kill_all(controller: Controller) -> None:
-    """The supervisor and everything that it runs."""
-    parent = psutil.Process(controller.process.pid)
-    for process in [parent, *parent.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGKILL)
-    controller.process.wait(10)
 
 
 def prepare(database: Postgres) -> None:
@@ -199,14 +57,14 @@ def test_B02_usage_adds_up_through_kills_of_routers_and_postgres(tmp_path: Path)
                 for worker in (0, 1, 0):
                     kill_router(first, worker)
                     load.more(100)
-                    knows_keys(first)
+                    knows_keys(first, WORKERS)
                 database.kill()
                 load.more(200)
                 kill_router(first, 1)
                 load.more(100)
                 database.start()
                 load.more(100)
-                knows_keys(first)
+                knows_keys(first, WORKERS)
                 database.kill()
                 load.more(50)
                 kill_all(first)
