@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from controller.router.config import RouterConfig
     from controller.router.errors import ApiError
     from controller.router.key_reader import KeyReader
+    from controller.router.spooling import Spooling
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +69,7 @@ class Core:
         self.admission = Admission(self)
         self.tenancy = Tenancy(self)
         self.asking: Asking | None = None  # None: no database
+        self.spooling: Spooling | None = None  # None: no database
         self.clients: set[ClientConnection] = set()
         self.exchanges = 0  # requests between their first check and their end
         self.draining = False

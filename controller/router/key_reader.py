@@ -3,7 +3,8 @@
 A key that is not in memory is asked for once, however many requests wait for it, and many keys in
 one statement. Refresh: each change of a key notes its transaction, and every transaction that was
 not over when one refresh read is looked at by the next. Look-ups and refreshes take turns, so that
-no answer from before a change comes into memory after it.
+no answer from before a change comes into memory after it. The first refresh comes before the first
+look-up: until then nobody knows what bounds a key, and its rows are not safe.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class KeyReader:
         self._asked: dict[bytes, list[Answered]] = {}
         self._news = trio.Event()
         self._one_at_a_time = trio.Lock()
+        self._begun = trio.Event()  # what must be known before a key may be used is known
         self._silent_until = 0.0
         self._mark: int | None = None  # transactions from here on are looked at by the next refresh
 
@@ -79,6 +81,7 @@ class KeyReader:
         self._core.stats.add("key_lookups", len(digests))
         try:
             with trio.fail_after(LOOKUP_S):
+                await self._begun.wait()
                 async with self._one_at_a_time:
                     found = self._learn(
                         await self._pool.fetch(self._queries["keys_by_hash"], digests)
@@ -123,6 +126,7 @@ class KeyReader:
             await self._read_again(wanted[start : start + BATCH])
         self._mark = mark
         self._keys.read_at = began
+        self._begun.set()
 
     async def _changed(self, mark: int, most: int) -> tuple[int, list[str]]:
         """From which transaction to ask next time, and keys changed by those from `mark` on."""

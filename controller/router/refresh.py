@@ -15,6 +15,7 @@ import trio
 from controller.router.auth import static_keys
 from controller.router.inquiry import Unanswered, look_up
 from controller.router.table import RouteTable, from_rows, merged
+from sql.errors import DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from controller.router.core import Core
     from controller.router.pool import Address
     from controller.router.table import Endpoint
+
+FIRST_AGAIN_S = 0.3
+"""Between tries of the first refresh: until it is done keys get 503."""
 
 log = structlog.get_logger(__name__)
 
@@ -54,10 +58,23 @@ class Refresher:
 
     async def run(self) -> None:
         """Refresh for ever; errors of the database end this call (the supervisor restarts it)."""
+        await self._first()
         while True:
             self._changed = trio.Event()
             await self.refresh()
             await self._news()
+
+    async def _first(self) -> None:
+        """The database may be away for long when we start: look for it often."""
+        said = False
+        while self._core.table_loaded_at is None:
+            try:
+                await self.refresh()
+            except DatabaseError as error:
+                if not said:
+                    log.warning("nothing was read yet, trying again", error=repr(error))
+                said = True
+                await trio.sleep(FIRST_AGAIN_S)
 
     async def _news(self) -> None:
         """Wait until there is something to read: a hint, a changed replica, or it is time.
@@ -94,7 +111,10 @@ class Refresher:
         self._peeked = await pool.fetchval(self._queries["route_peek"])  # before what it is of
         if self._core.asking is not None:
             await self._core.asking.read()  # before the keys that they hold for
-        if self._core.key_reader is not None:
+        if self._core.spooling is not None:
+            await self._core.spooling.open()  # before the requests of keys
+        young = self._core.table_loaded_at is None
+        if self._core.key_reader is not None and not young:
             await self._core.key_reader.refresh()
         models = await pool.fetch(self._queries["route_models"])
         replicas = await pool.fetch(self._queries["route_replicas"], self._core.router_id)
@@ -108,6 +128,8 @@ class Refresher:
         if not self._trips_read:
             self._core.fleet.resume(await pool.fetch(self._queries["route_trips"]))
             self._trips_read = True
+        if self._core.key_reader is not None and young:
+            await self._core.key_reader.refresh()  # last: its requests find all that they need
 
     async def install(self) -> None:
         """Put routes in force: the database's last ones, and those to static endpoints."""

@@ -181,7 +181,7 @@ def _start_reading(
 ) -> Spooling:
     """The loops that keep us and the database equal, but for the refresher's."""
     writer = UsageWriter(core, pool, texts)
-    spooling = Spooling(core, pool, texts, writer)
+    core.spooling = spooling = Spooling(core, pool, texts, writer)
     core.stored_log = StoredLog(core.stored, pool, texts)
     core.key_reader = KeyReader(core, pool, texts)
     core.keys.lazy = True

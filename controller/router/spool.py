@@ -37,6 +37,7 @@ class Spool:
         self.folder = folder
         self.owner = owner
         self.trouble: str | None = None  # why there is no room for more
+        self.tried = trio.Event()  # to make the first file
         self._bytes = segment_bytes
         self._most = max(2, limit // segment_bytes)
         self._segments: deque[Segment] = deque()  # the last one is written to
@@ -109,7 +110,9 @@ class Spool:
             done, self._done = self._done, []
             for segment in done:
                 await trio.to_thread.run_sync(segment.remove)
-            if not await self._provide():
+            provided = await self._provide()
+            self.tried.set()
+            if not provided:
                 await trio.sleep(AGAIN_S)
                 continue
             await self._work.wait()

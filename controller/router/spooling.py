@@ -1,5 +1,7 @@
 """Opens the spool of this process once the database is known, and settles what dead ones left.
 
+It is open before any key is known, so that no request of a key ends without it.
+
 The spool's files say whose rows they hold and for which database: another one's are left alone.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
 from controller.router.leftovers import Leftovers
@@ -16,14 +19,17 @@ from controller.router.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from controller.router.core import Core
     from controller.router.refresh import Pool
     from controller.router.usage_writer import UsageWriter
 
+FIRST_S = 2.0
+"""For a disk to give the first file; then rows wait in memory until it does."""
 LOOK_S = 30.0
 """Routers of other controllers on this machine die too."""
+
+log = structlog.get_logger(__name__)
 
 
 class Spooling:
@@ -43,22 +49,32 @@ class Spooling:
         self._queries = queries
         self._spool: Spool | None = None
         self._opened = trio.Event()
+        self._told = False  # that there is no folder
+
+    async def open(self) -> None:
+        """Have a file for the first row, or know that there is no room; once. Raises sql.errors."""
+        if self._folder is None or self._spool is not None:
+            return
+        database = uuid.UUID(str(await self._pool.fetchval(self._queries["usage_database"])))
+        try:
+            await trio.Path(self._folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            if not self._told:
+                log.warning("usage rows wait in memory only: no folder", error=str(error))
+            self._told = True
+            return  # the next refresh tries again
+        owner = Owner(uuid.UUID(self._core.router_id), database)
+        self._spool = Spool(self._folder, owner, self._core.config.limits.spool_bytes)
+        self._core.usage.spool = self._spool
+        self._opened.set()
+        with trio.move_on_after(FIRST_S):
+            await self._spool.tried.wait()
 
     async def run(self) -> None:
-        """Provide files for ever; an error of the database before the first ends this call."""
-        if self._folder is None:
-            await trio.sleep_forever()
-        if self._spool is None:
-            self._spool = await self._open(self._folder)
-            self._core.usage.spool = self._spool
-            self._opened.set()
+        """Provide files for ever, from `open` on."""
+        await self._opened.wait()
+        assert self._spool is not None
         await self._spool.run()
-
-    async def _open(self, folder: Path) -> Spool:
-        database = uuid.UUID(str(await self._pool.fetchval(self._queries["usage_database"])))
-        await trio.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = Owner(uuid.UUID(self._core.router_id), database)
-        return Spool(folder, owner, self._core.config.limits.spool_bytes)
 
     async def settle(self) -> None:
         """Write what dead routers left, for ever; errors of the database end this call."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import trio
 
 from controller.router.config import RouterConfig, Timeouts
 from controller.router.server import run_router
@@ -16,8 +17,7 @@ from tests.router.wire import Wire, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import trio
+    from pathlib import Path
 
     from sql.pool import Pool
     from tests.conftest import Database
@@ -59,6 +59,50 @@ def prepare(database: Database, *urls: str, keys: Mapping[str, str] = KEYS) -> l
 def look(database: Database, query: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(database.url, autocommit=True) as connection:
         return connection.execute(query).fetchall()  # type: ignore[arg-type]
+
+
+class Held:
+    """The pool, but the spool's question waits until it may go on; notes what was answered."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._names = {text: name for name, text in queries("router").items()}
+        self.go = trio.Event()
+        self.done: list[str] = []
+
+    async def fetch(self, sql: str, *args: Any) -> list[Any]:
+        return await self._answer(self._pool.fetch, sql, *args)
+
+    async def fetchval(self, sql: str, *args: Any) -> Any:
+        if sql == queries("router")["usage_database"]:
+            await self.go.wait()
+        return await self._answer(self._pool.fetchval, sql, *args)
+
+    async def _answer(self, ask: Any, sql: str, *args: Any) -> Any:
+        answer = await ask(sql, *args)
+        self.done.append(self._names[sql])
+        return answer
+
+
+async def test_a_new_router_serves_no_key_before_it_knows_bounds_and_models_and_has_a_spool(
+    nursery: trio.Nursery, database: Database, pool: Pool, engine: FakeEngine, tmp_path: Path
+) -> None:
+    """Else a kill loses rows, first requests pass budgets by, and models are unknown (404)."""
+    prepare(database, engine.url)
+    held = Held(pool)
+    config = RouterConfig(host="127.0.0.1", port=0, handle_signals=False, spool=tmp_path)
+    running = await nursery.start(run_router, config, held, queries("router"))
+    wire = await Wire.open(running.port)
+    await wire.post("/v1/chat/completions", {"model": "m"}, key="sk-db")
+    await until(lambda: running.core.key_reader._asked)
+    held.go.set()
+    assert (await wire.answer()).status == 200
+    first = held.done.index("keys_by_hash")
+    assert {"route_now", "route_bounds", "usage_database", "route_models"} <= set(held.done[:first])
+    assert running.core.snapshot()["spool_bytes"] > 0
+    assert not len(running.core.usage._memory)
+    wire.close()
+    running.stop()
 
 
 async def test_requests_are_routed_and_recorded_by_the_database(

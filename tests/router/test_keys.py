@@ -193,6 +193,7 @@ async def core(nursery: trio.Nursery) -> AsyncIterator[Core]:
 async def test_many_requests_with_one_key_ask_once(core: Core, nursery: trio.Nursery) -> None:
     shelf, told = Shelf(), list[Any]()
     reader = KeyReader(core, shelf, QUERIES)
+    reader._begun.set()
     nursery.start_soon(reader.run)
     for _ in range(5):
         reader.ask(digest("s1"), told.append)
@@ -208,6 +209,7 @@ async def test_many_requests_with_one_key_ask_once(core: Core, nursery: trio.Nur
 async def test_a_flood_of_wrong_keys_is_bounded(core: Core, nursery: trio.Nursery) -> None:
     shelf, told = Shelf(), list[Any]()
     reader = KeyReader(core, shelf, QUERIES)
+    reader._begun.set()
     for number in range(MOST_ASKED + 1):
         reader.ask(digest(str(number)), told.append)
     await until(lambda: told)
@@ -227,6 +229,7 @@ async def test_without_an_answer_nobody_is_called_unknown(
     monkeypatch.setattr(key_reader, "LOOKUP_S", 0.05)
     shelf, told = Shelf(), list[Any]()
     reader = KeyReader(core, shelf, QUERIES)
+    reader._begun.set()
     nursery.start_soon(reader.run)
     reader.ask(digest("s1"), told.append)
     await until(lambda: told)
@@ -236,3 +239,18 @@ async def test_without_an_answer_nobody_is_called_unknown(
     await until(lambda: len(told) == 2)
     assert told == [AUTH_UNAVAILABLE] * 2
     assert not core.keys.cache.is_unknown(digest("s1"))
+
+
+async def test_nothing_is_looked_up_before_the_first_refresh(
+    core: Core, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from controller.router import key_reader
+
+    monkeypatch.setattr(key_reader, "LOOKUP_S", 0.05)
+    shelf, told = Shelf(), list[Any]()
+    reader = KeyReader(core, shelf, QUERIES)
+    nursery.start_soon(reader.run)
+    reader.ask(digest("s1"), told.append)
+    await until(lambda: told)
+    assert told == [AUTH_UNAVAILABLE]
+    assert not shelf.asked
