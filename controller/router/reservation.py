@@ -55,7 +55,7 @@ class Reservation:
     def __init__(self, needs: list[Need]) -> None:
         self.needs = needs
         self.taken = False
-        self.wants: list[Need] = []  # what is lacking, while it waits
+        self.wants: list[Need] = []  # what it waits for
         self.minutes: list[int] = []
 
     def lacking(self, now: float) -> list[Need]:
@@ -68,11 +68,11 @@ class Reservation:
         self.minutes = [need.allowance.minute for need in self.needs]
         self.taken = True
 
-    def want(self, lacking: list[Need]) -> None:
-        """It waits for these."""
+    def want(self) -> None:
+        """It waits: for all of it, else what it has of one bound goes while it asks for another."""
         self.unwant()
-        self.wants = lacking
-        for need in lacking:
+        self.wants = [need for need in self.needs if not need.allowance.gone]
+        for need in self.wants:
             need.allowance.need += need.amount
 
     def unwant(self) -> None:

@@ -122,7 +122,7 @@ class Tenancy:
                 return refusals.unavailable(503)
             self._parked[exchange] = parked = Parked(exchange, self._late)
             self._core.deadlines.set(parked, now + WAIT_S)
-        reservation.want(lacking)
+        reservation.want()
         self.lacking()
         return False
 
@@ -143,7 +143,8 @@ class Tenancy:
         if reservation is None or exchange not in self._parked:
             return
         now = time.monotonic()
-        told = [n for n in reservation.wants if n.allowance.answered_at is not None]
+        lacking = reservation.lacking(now) or reservation.needs
+        told = [n for n in lacking if n.allowance.answered_at is not None]
         self._unpark(exchange, reservation)
         if told and not self.away:
             exchange.reserved(refusals.lacking(told[0], now))

@@ -103,6 +103,19 @@ async def test_a_spent_budget_says_so_and_a_raised_one_serves_again(
     await until_refused(routers, "raised", **chat)
 
 
+async def test_who_waits_for_one_bound_keeps_what_it_has_of_the_others(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    """Else it gives up its slot while it asks for money, and then its money for a slot."""
+    routers.prepare(engine, "both00")
+    routers.budget("both00", 240)
+    routers.limit("both00", parallel=1)
+    await routers.start()
+    chat = {"max_tokens": 50, "messages": []}  # of which ten tokens are used
+    answers = [await routers.ask("both00", **chat) for _ in range(8)]
+    assert counts(answers) == {200: 8}
+
+
 async def until_passes(routers: Routers, key: str, router: int = 0, **fields: Any) -> Answer:
     """Ask until one is served, as a client does that obeys Retry-After."""
     for _ in range(100):
