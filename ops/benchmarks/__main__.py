@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ops.benchmarks.chaos import chaos
 from ops.benchmarks.discovery import discovery
 from ops.benchmarks.keys import keys
 from ops.benchmarks.path import path
@@ -19,6 +20,7 @@ def main() -> None:
     """Measure what parts of llmgw cost on this machine."""
 
 
+main.add_command(chaos)
 main.add_command(discovery)
 main.add_command(keys)
 main.add_command(path)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from controller.router import pool
-from ops.benchmarks import growth, keys, path, postgres, processes, scale, snapshot
+from ops.benchmarks import chaos, growth, keys, path, postgres, processes, scale, snapshot
 from ops.benchmarks.discovery import PHASES, measure_fleet
 from ops.simulation.fleet import uniform
 from ops.simulation.node import SimMachine
@@ -163,3 +163,14 @@ def test_a_router_before_many_keys_is_measured(database: Database):
     assert 0 < found["hit_ms"]["p50"] <= found["hit_ms"]["max"]
     assert found["unknown_ms"]["p99"] > 0
     assert found["asked_at_once_per_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_sums_are_right_after_a_little_chaos():
+    found = chaos.measure(count=150, seed=3, lease_s=5)
+    assert [name for name, _, holds in found if not holds] == []
+    figures = {name: figure for name, figure, _ in found}
+    assert figures["killed"]["supervisors"] == 1
+    assert figures["rows with status ok"] >= 150
+    assert figures["looks at spent + held"] > 10
