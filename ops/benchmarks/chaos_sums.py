@@ -88,6 +88,10 @@ def rows(
         of_cut = sum(sent[name][column] for name in beyond)
         figure = f"{of_rows} = {of_clients} + {of_cut}"
         yield f"{what}: ok rows = whole + cut answers", figure, of_rows == of_clients + of_cut
+    # A killed router's answers in flight: their clients know that they have none.
+    alone = [name for name in served if name not in kept]
+    figure = f"{sum(served.values())}; {len(alone)}"
+    yield "answers of engines; of them cut by kills, without ok row", figure, not whole & set(alone)
     unserved = [name for name in kept if not served[name]]
     yield "ok rows that no engine answered", len(unserved), not unserved
 
