@@ -1,4 +1,7 @@
-"""Memory of the processes that a benchmark starts, sampled while it runs."""
+"""Memory of the processes that a benchmark starts, sampled while it runs.
+
+Their own memory only: mapped files, as those of the spool, grow and go with what is in them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ class Growth:
     def _run(self) -> None:
         while not self._ended.wait(EVERY_S):
             seen = [pid for path in processes.PROC.iterdir() if (pid := _number(path.name))]
-            sizes = [processes.rss_mib(pid) for pid in seen if self._wanted(processes.command(pid))]
+            ours = [pid for pid in seen if self._wanted(processes.command(pid))]
+            sizes = [processes.rss_mib(pid, "RssAnon") for pid in ours]
             known = [size for size in sizes if size is not None]
             if known:
                 self.mib.append(sum(known))

@@ -47,13 +47,13 @@ def spent_s(seen: dict[int, Times]) -> float:
     return sum(one.own_s + one.ended_s for one in seen.values())
 
 
-def rss_mib(pid: int) -> float | None:
-    """Resident memory with shared pages, as `ps` shows it."""
+def rss_mib(pid: int, part: str = "VmRSS") -> float | None:
+    """Resident memory with shared pages, as `ps` shows it; or a part of it, as RssAnon."""
     try:
         text = (PROC / str(pid) / "status").read_text()
     except OSError:
         return None
-    found = [line.split()[1] for line in text.splitlines() if line.startswith("VmRSS:")]
+    found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{part}:")]
     return int(found[0]) / 1024 if found else None
 
 
