@@ -171,6 +171,5 @@ def test_sums_are_right_after_a_little_chaos():
     found = chaos.measure(count=150, seed=3, lease_s=5)
     assert [name for name, _, holds in found if not holds] == []
     figures = {name: figure for name, figure, _ in found}
-    assert figures["killed"]["supervisors"] == 1
     assert figures["rows with status ok"] >= 150
     assert figures["looks at spent + held"] > 10
