@@ -78,7 +78,8 @@ class Connection(Timed):
     def send_held(self) -> None:
         """Called by the reactor before the turn ends."""
         data, self._held = self._held, b""
-        self.send(data)
+        if data:  # else it went out with what was sent since, or the connection ended
+            self.send(data)
         if self.out is not None:
             self.bytes_wait()
 

@@ -142,11 +142,10 @@ class Exchange(Intake):
         if request.explain or request.origin or request.version != "1.1":
             return False
         close = self._closes
-        extra = () if self.reservation is None else self._core.tenancy.headers(self)
+        extra = self._core.tenancy.headers(self)
         out = whole(head, body, self.request_id, close=close, extra=extra)
         if out is None:
             return False
-        self.delivery.beginning = body
         target.pool.answered(200)
         self.delivery.beginning = body
         self._settle("ok", 200, None, bill.used_whole(route, asked, body))
