@@ -165,7 +165,7 @@ async def test_rows_without_room_on_disk_wait_in_memory(
     nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     stats = Stats()
-    log = UsageLog(1000, stats)
+    log = UsageLog(1_000_000, stats)  # more than come before the disk has answered
     log.spool = Spool(tmp_path, OWNER, 0, SIZE)
     log.add(made(0))  # before its first file
     assert stats.usage_rows == {"unspooled": 1}
