@@ -82,7 +82,7 @@ async def test_an_unhealthy_endpoint_leaves_the_choice_and_says_why(
 async def test_without_any_healthy_endpoint_the_router_is_not_ready(house: House) -> None:
     engine = await started(house, "m", health=503)
     wire = await house.wire()
-    await until(house.core.statics.unhealthy)
+    await until(house.core.ready_reasons)  # found unhealthy, and out of the table
     answer = await wire.get("/readyz", key=None)
     assert answer.status == 503
     assert answer.json["reasons"] == ["endpoint e0 is unhealthy: its /health says HTTP 503"]
