@@ -143,6 +143,7 @@ class Segment:
             if at < 0:
                 if self._map[expected : self._tail].strip(b"\0"):
                     self.damaged.add(expected)  # the mark itself: what was never written is zero
+                position = self._tail  # so that it is noted once
                 break
             payload = self._payload(at)
             if payload is None or at != expected:
