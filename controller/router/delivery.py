@@ -30,7 +30,6 @@ class Delivery:
 
     _early: EarlyRelay | None = None  # the head of its stream went out before an engine's
     held: Held | None = None  # an engine's error that may not be for the client
-    relay: PlainRelay | StreamRelay | None = None
     first_byte: float | None = None  # monotonic
     beginning = b""  # the piece of the answer that came then
     delivered = False  # the client has all it needs
@@ -38,6 +37,7 @@ class Delivery:
     def __init__(self, client: ClientConnection, limits: Limits) -> None:
         self._client = client
         self._limits = limits
+        self.relay: PlainRelay | StreamRelay | None = None
 
     @property
     def headed(self) -> bool:
@@ -58,7 +58,9 @@ class Delivery:
 
     def forget(self) -> None:
         """Another attempt takes over: nothing of this answer was sent."""
-        self.relay = self.held = self.first_byte = None
+        self.relay = None
+        self.held = None
+        self.first_byte = None
 
     def pass_on(self, body: bytes, *, complete: bool) -> bytes:
         """Feed the relay; what is to be sent to the client now.

@@ -99,7 +99,7 @@ class RequestReader:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._fail(error)
-        if self.begun and self.fault is None:
+        if self.begun:
             self._check_overhead()
 
     # -- called by the parser ------------------------------------------------------------------
@@ -170,6 +170,8 @@ class RequestReader:
 
     def _check_overhead(self) -> None:
         """Bound what the parser collects by itself: unfinished headers, chunk extensions."""
+        if self.fault is not None:
+            return
         if self.current is None:
             if self._raw_bytes > self._limits.header_bytes:
                 self.fault = _headers_too_large()

@@ -242,15 +242,16 @@ class UpstreamConnection(Connection):
             self._fail(Cause.CLOSED_EARLY if self._got else Cause.CLOSED_UNANSWERED)
 
     def expired(self, now: float) -> None:
-        if self.owner is None:
+        owner = self.owner
+        if owner is None:
             self._fail(Cause.IDLE_TIMEOUT)  # it lay in its pool
         elif now >= self._total_due:
             self._fail(Cause.TOTAL_TIMEOUT)
         elif now >= self._heard + self._patience_s():
             self._fail(self._which_timeout())
         else:
-            self.owner.on_silence()
-            if self.owner is not None:
+            owner.on_silence()
+            if self.owner is not None:  # it may have given up on us
                 self._deadlines.set(self, self._next_due(now))
 
     def _which_timeout(self) -> Cause:

@@ -393,6 +393,7 @@ async def test_who_waits_for_a_replica_that_leaves_waits_for_the_next_or_is_told
             assert [answer.code for answer in refused] == [code]
 
 
+@pytest.mark.interpreted
 async def test_a_bug_in_one_request_does_not_make_the_others_wait(full: Full) -> None:
     await full.start()
     (filler,) = await full.fill()

@@ -82,7 +82,7 @@ def stream(name: str) -> Captured:
 
 def opened(captured: Captured, dialect: Dialect = CHAT) -> PlainRelay | StreamRelay:
     kind = captured.kind.encode()
-    wish = Wish("m", b"r", False, False, False, dialect, False, None)
+    wish = Wish("m", b"r", False, False, False, dialect, None, None)
     head = Head(captured.status, [(b"content-type", kind)], None, kind)
     return open_relay(head, wish, Limits())
 

@@ -175,6 +175,7 @@ async def test_B16_a_revoked_key_is_refused_everywhere_with_notifications_dead_t
     assert counted["revoked_requests_ended"] == 1
 
 
+@pytest.mark.interpreted
 async def test_B17_both_secrets_are_good_until_the_grace_ends(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ class Bell(Timed):
         self.rang.append(now)
 
 
+@pytest.mark.interpreted
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 5)), max_size=30), st.data())
 def test_deadlines_ring_once_after_their_last_time(
     settings: list[tuple[int, float]], data: st.DataObject
@@ -53,6 +54,7 @@ def test_deadlines_ring_once_after_their_last_time(
     assert len(deadlines) == 0
 
 
+@pytest.mark.interpreted
 def test_a_deadline_taken_away_never_rings() -> None:
     deadlines, bell = Deadlines(), Bell()
     deadlines.set(bell, 1.0)
@@ -66,6 +68,7 @@ class BrokenBell(Bell):
         raise ValueError("cracked")
 
 
+@pytest.mark.interpreted
 def test_a_bug_in_one_deadline_does_not_take_the_others_away() -> None:
     deadlines = Deadlines()
     bells = [Bell() for _ in range(3)]

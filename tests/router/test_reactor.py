@@ -60,6 +60,7 @@ def pair(reactor: Reactor) -> tuple[Echo, trio.SocketStream]:
     return connection, trio.SocketStream(inet)
 
 
+@pytest.mark.interpreted
 async def test_a_bug_ends_its_own_connection_only(reactor: Reactor) -> None:
     (bad, bad_peer), (good, good_peer) = pair(reactor), pair(reactor)
     async with bad_peer, good_peer:
@@ -72,6 +73,7 @@ async def test_a_bug_ends_its_own_connection_only(reactor: Reactor) -> None:
         good.close()
 
 
+@pytest.mark.interpreted
 async def test_what_the_kernel_does_not_take_waits_in_order(reactor: Reactor) -> None:
     connection, peer = pair(reactor)
     pieces = [bytes([n]) * 100_000 for n in range(30)]
@@ -88,6 +90,7 @@ async def test_what_the_kernel_does_not_take_waits_in_order(reactor: Reactor) ->
         connection.close()
 
 
+@pytest.mark.interpreted
 async def test_what_is_sent_soon_goes_out_in_order_and_with_the_turn(reactor: Reactor) -> None:
     connection, peer = pair(reactor)
     async with peer:
@@ -115,6 +118,7 @@ async def test_callbacks_of_trio_tasks_run_in_the_reactor(reactor: Reactor) -> N
     assert reactor.crashes == 1
 
 
+@pytest.mark.interpreted
 async def test_descriptors_are_given_back(reactor: Reactor) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):

@@ -167,6 +167,7 @@ def refusals() -> list[ApiError]:
     return found
 
 
+@pytest.mark.interpreted
 def test_A34_what_is_worth_another_try_says_in_seconds_when() -> None:
     made = refusals()
     assert {error.status for error in made} >= {400, 404, 413, 500, 502, 503, 504}

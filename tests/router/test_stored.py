@@ -10,8 +10,9 @@ import pytest
 
 from controller.router.config import Retries, RouterConfig, Timeouts
 from controller.router.server import run_router
-from controller.router.stored import Owner, Stored, response_id
+from controller.router.stored import Owner, Stored, StoredLog, response_id
 from sql import queries
+from sql.pool import Pool
 from tests.fake_engine import FakeEngine
 from tests.router.test_database import prepare
 from tests.router.wire import Answer, Wire, until
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     import trio
 
-    from sql.pool import Pool
     from tests.conftest import Database
     from tests.router.conftest import House
 
@@ -140,11 +140,15 @@ async def test_A29_a_lookup_that_fails_is_told(
 ) -> None:
     await house.start()
 
-    class Away:
-        async def find(self, _: str) -> None:
+    class Away(Pool):
+        def __init__(self) -> None:
+            pass
+
+        async def fetch(self, *_: object) -> list[Any]:
             raise OSError("the database is away")
 
-    monkeypatch.setattr(house.core, "stored_log", Away())
+    log = StoredLog(house.core.stored, Away(), {"response_owner": "select"})
+    monkeypatch.setattr(house.core, "stored_log", log)
     answer = await respond(await house.wire(), key="sk-test", previous_response_id="resp_x")
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
 

@@ -105,6 +105,7 @@ def test_B10_ids_of_answers_are_cut_and_cleaned() -> None:
         assert answer_id(text) == found, text
 
 
+@pytest.mark.interpreted
 async def test_B20_a_row_that_was_not_built_is_there_and_marked(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
