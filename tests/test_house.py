@@ -374,6 +374,14 @@ def test_every_dependency_is_constrained() -> None:
     assert names <= constrained
 
 
+def test_what_is_not_compiled_is_named_as_it_is() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
+    assert hook["include"] == ["controller/router/*.py"]
+    router = ROOT / "controller" / "router"
+    assert not [name for name in hook["exclude"] if not (router / name).exists()]
+
+
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = sorted(
         int(Path(n).name[:4]) for n in files(".md", "ops") if n.startswith("ops/decisions/")

@@ -54,6 +54,7 @@ GAUGES = {
     "replicas": ("replica_in_flight", "requests running on a replica", ["replica"]),
 }
 PER_WORKER = {
+    "compiled": ("router_compiled", "1: the router is compiled (ops/compile), 0: plain Python"),
     "connections": ("client_connections", "open client connections"),
     "table_age_s": ("route_table_age_seconds", "since routes were read"),
     "allowances_age_s": ("allowances_age_seconds", "since Postgres granted budgets and limits"),

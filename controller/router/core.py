@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+COMPILED = not __file__.endswith(".py")  # by ops/compile
+
 _UUID_MASK = ~((0xF000 << 64) | (0xC000 << 48))
 _UUID_VERSION = (4 << 76) | (0x8000 << 48)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
@@ -148,6 +150,7 @@ class Core:
         return {
             "worker": self.config.worker,
             "life": self.config.id,
+            "compiled": COMPILED,
             "connections": len(self.clients),
             "exchanges": self.exchanges,
             "draining": self.draining,

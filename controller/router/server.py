@@ -21,7 +21,7 @@ import trio
 from controller.router.access_log import AccessLog
 from controller.router.asking import Asking
 from controller.router.client import ClientConnection
-from controller.router.core import Core
+from controller.router.core import COMPILED, Core
 from controller.router.errors import draining
 from controller.router.key_reader import KeyReader
 from controller.router.listener import Listener, bind
@@ -165,7 +165,8 @@ async def _serve(
             await nursery.start(_signals, running)
         if config.handle_signals:
             _quiet_collector()
-        log.info("router serves", host=config.host, port=running.port, worker=config.worker)
+        at = {"host": config.host, "port": running.port, "worker": config.worker}
+        log.info("router serves", **at, compiled=COMPILED)
         task_status.started(running)
         await running.stopping()
         await _drain(core, listener)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ files = ["llmgw.toml"]
 workers = [1]
 auth = "keys of Postgres"
 """
-SETTINGS = 'log_level = "warning"\n'
+SETTINGS = 'log_level = "warning"\naccess_log = "@WORK@/access.log"\n'
 MORE = {
     "s1000": ("1000", "2000", {"itl_ms": 20, "ttft_ms": 20}),
     "idle5000": ("5000", "2000", {"itl_ms": 50, "ttft_ms": 50}),
@@ -64,10 +65,11 @@ STREAMED = [
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--secs", default=5.0, show_default=True, help="Measured seconds of a scenario.")
 @click.option("--soak", "soak_s", default=600.0, show_default=True, help="Seconds of the soak.")
+@click.option("--compiled", is_flag=True, help="llmgw as ops/compile makes it.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write all figures here.")
 def router(
     rig: Path, peers: Path | None, only: str, scenarios: str, rounds: int, secs: float,
-    soak_s: float, file: Path | None,
+    soak_s: float, compiled: bool, file: Path | None,
 ) -> None:  # fmt: skip
     """Requests a second, added latency, CPU of each request and chunk, time to cancel."""
     if not (rig / "run.py").exists():
@@ -79,6 +81,8 @@ def router(
         _allow_key(base.server.url)
         (copy / "peers" / "llmgw.toml").write_text(SETTINGS)
         (copy / "llmgw.toml").write_text(GATEWAY.format(python=sys.executable))
+        if compiled:
+            _compile(Path(folder))
         out = Path(folder) / "results.json"
         words = ["--peers", str(copy / "llmgw.toml"), "--only", only, "--scenarios", scenarios]
         words += ["--rounds", str(rounds), "--secs", str(secs), "--out", str(out)]
@@ -89,9 +93,20 @@ def router(
             subprocess.run([sys.executable, __file__, str(copy / "run.py"), *words], check=True)
         found = json.loads(out.read_text()) | {"usage_rows": _rows(base.server.url)}
         found["memory_mib"] = seen.mib
-    _show(found, f"ops/bench router --only {only} --scenarios {scenarios}")
+    how = "--compiled " if compiled else ""
+    _show(found, f"ops/bench router {how}--only {only} --scenarios {scenarios}")
     if file is not None:
         file.write_text(json.dumps(found, indent=1))
+
+
+def _compile(folder: Path) -> None:
+    """The processes that start from here on run the compiled router."""
+    made = subprocess.run(
+        [ROOT / "ops" / "compile", folder], check=True, stdout=subprocess.PIPE, text=True
+    )
+    library = folder / "library"
+    zipfile.ZipFile(made.stdout.strip()).extractall(library)
+    os.environ |= {"PYTHONPATH": str(library), "PYTHONSAFEPATH": "1"}
 
 
 def _allow_key(url: str) -> None:

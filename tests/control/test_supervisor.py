@@ -11,6 +11,7 @@ import threading
 import httpx
 import pytest
 
+from controller.router.core import COMPILED
 from tests.control.process import ENVIRONMENT, MODULE, Controller, alive, end, until
 from tests.fake_engine import FakeEngine
 
@@ -147,6 +148,7 @@ def test_workers_share_one_port_and_one_page(static):
         ("llmgw_client_connections", (("worker", "0"),)),
         ("llmgw_client_connections", (("worker", "1"),)),
     ]
+    assert one.metrics()["llmgw_router_compiled", (("worker", "0"),)] == COMPILED
 
 
 def test_sighup_ends_no_router_and_lines_of_all_workers_are_whole(start, engine):
