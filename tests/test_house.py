@@ -382,6 +382,28 @@ def test_what_is_not_compiled_is_named_as_it_is() -> None:
     assert not [name for name in hook["exclude"] if not (router / name).exists()]
 
 
+def acting_slices(tree: ast.Module) -> list[int]:
+    """Lines where a bound of a slice is a call that may do something."""
+    bounds = [node for node in ast.walk(tree) if isinstance(node, ast.Slice)]
+    calls = [n.func for bound in bounds for n in ast.walk(bound) if isinstance(n, ast.Call)]
+    return [
+        func.lineno for func in calls
+        if (func.attr if isinstance(func, ast.Attribute) else ast.unparse(func)) not in HARMLESS
+    ]  # fmt: skip
+
+
+HARMLESS = {"len", "find", "start", "end"}
+
+
+def test_nothing_happens_in_the_bounds_of_a_slice() -> None:
+    """mypyc may evaluate them twice, and what was to be written once was."""
+    names = [name for name in files(".py", "controller") if "/router/" in name]
+    assert len(names) > 50
+    assert not {name: found for name in names if (found := acting_slices(tree_of(name)))}
+    assert acting_slices(ast.parse("view = view[write(fd, view) :]")) == [1]
+    assert acting_slices(ast.parse("text[: found.end(1)] + text[len(a) + 1 :]")) == []
+
+
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = sorted(
         int(Path(n).name[:4]) for n in files(".md", "ops") if n.startswith("ops/decisions/")

@@ -13,28 +13,25 @@ import stat
 import sys
 import time
 from collections import deque
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import orjson
 import structlog
 import trio
+
+from controller.router.access_line import line
 
 if TYPE_CHECKING:
     from random import Random
 
+    from controller.router.access_line import Entry
     from controller.router.stats import Stats
-    from controller.router.usage import UsageRow
-
-    Entry = tuple[UsageRow, str | None, str, int]  # row, replica, client's address, bytes in
 
 STDOUT = "stdout"
 PACE_S = 0.2
 SLICE = 32  # lines rendered in one go: about 100 us
 LINES = 20_000
 LAST_S = 1.0
-_FORMAT = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
 
 log = structlog.get_logger(__name__)
 
@@ -84,36 +81,6 @@ class AccessLog:
     def _lose(self, number: int) -> None:
         if number:
             self._stats.add("access_log_lines_lost", number)
-
-
-def line(entry: Entry, sent: int, wall: float) -> bytes:
-    """One line. `wall` makes unix seconds of this machine of monotonic ones: the time of rows that
-    ended before the database's clock was known, and of static mode, which has no database."""
-    row, replica, client, received = entry
-    at = row.ended + wall if row.at is None else row.at
-    document = {
-        "time": datetime.fromtimestamp(at, UTC),
-        "request_id": row.request_id.decode("latin-1"),
-        "key": row.key_id,
-        "client": client,
-        "endpoint": row.endpoint,
-        "model_asked": row.model_asked,
-        "model": row.model,
-        "replica": replica,
-        "stream": row.stream,
-        "status": row.http_status,
-        "outcome": row.status,
-        "error_code": row.error_code,
-        "attempts": row.attempts,
-        "total_ms": round(row.total_s * 1000, 1),
-        "ttft_ms": None if row.ttft_s is None else round(row.ttft_s * 1000, 1),
-        "prompt_tokens": row.tokens.prompt,
-        "completion_tokens": row.tokens.completion,
-        "cached_tokens": row.tokens.cached,
-        "bytes_in": received,
-        "bytes_out": sent,
-    }
-    return orjson.dumps(document, option=_FORMAT)
 
 
 class Sink:
@@ -174,4 +141,5 @@ def parts(lines: list[bytes], most: int) -> list[list[bytes]]:
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        written = os.write(fd, view)
+        view = view[written:]

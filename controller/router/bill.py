@@ -22,6 +22,7 @@ ENVELOPE_BYTES = 300
 MOST_MEDIA = 64
 """So many pieces of base64 are left out of a prompt."""
 _MEDIA = b'"data:', b'"data":"', b'"data": "'
+_MAY_BE_MEDIA = b'"data'
 
 
 class Answer(Protocol):
@@ -73,6 +74,8 @@ def _completed(route: Route, asked: Asked, told: Tokens, made: int | None) -> To
 def prompt_tokens(body: bytes) -> int:
     """About so many tokens are in a JSON request."""
     size = len(body)
+    if _MAY_BE_MEDIA not in body:
+        return -(-size // BYTES_PER_TOKEN)
     for opening in _MEDIA:
         at = body.find(opening)
         for _ in range(MOST_MEDIA):

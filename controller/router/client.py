@@ -18,7 +18,7 @@ from controller.router.routes import dialect_at
 if TYPE_CHECKING:
     import socket
 
-    from controller.router.access_log import Entry
+    from controller.router.access_line import Entry
     from controller.router.core import Core
 
 _JSON = (b"content-type", b"application/json")

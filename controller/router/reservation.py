@@ -7,7 +7,6 @@ beyond is charged whole: a budget is passed by that much at most.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from controller.router.bill import prompt_tokens
@@ -89,7 +88,12 @@ def most_tokens(route: Route, asked: Asked, default: int) -> tuple[int, int]:
     if not route.writes:
         return prompt, 0
     document = asked.document
-    length = next((n for name in _LENGTHS if (n := _count(document.get(name)))), default)
+    length = default
+    for name in _LENGTHS:
+        told = _count(document.get(name))
+        if told is not None:
+            length = told
+            break
     return prompt, min(length * _copies(document), MOST_TOKENS)
 
 
@@ -129,7 +133,8 @@ def cost_of(price: Price, tokens: Tokens) -> int:
 def most_cost(prices: list[Price], prompt: int, completion: int) -> int:
     """The dearest that any of the models that may answer could be; at least one micro, so that a
     budget that is spent stops what costs nothing too."""
-    dearest = max(
-        (price.prompt or 0) * prompt + (price.completion or 0) * completion for price in prices
-    )
-    return max(1, math.ceil(dearest / 1_000_000))
+    dearest = 0
+    for price in prices:
+        whole = (price.prompt or 0) * prompt + (price.completion or 0) * completion
+        dearest = max(dearest, whole)
+    return max(1, -(-dearest // 1_000_000))

@@ -2,7 +2,7 @@
 
 The rig (a mock engine and a load generator in C, and a runner that starts gateways in turn) is no
 part of this repository: `--rig` names its folder. llmgw runs as it does at work: keys from a real
-Postgres, usage rows written to it, metrics and access log on. Other gateways are those that the
+Postgres, a budget above them, usage rows written to it, metrics and access log on. Other gateways are those that the
 rig's `setup_peers.sh` installed into `--peers`.
 """
 
@@ -35,7 +35,7 @@ cmd = ["{python}", "-m", "controller", "--role", "router", "--config", "@WORK@/l
        "--endpoint", "e2=http://127.0.0.1:@ENGINE2@=@MODEL@"]
 files = ["llmgw.toml"]
 workers = [1]
-auth = "keys of Postgres"
+auth = "keys of Postgres, a budget above them"
 """
 SETTINGS = 'log_level = "warning"\naccess_log = "@WORK@/access.log"\n'
 MORE = {
@@ -110,12 +110,20 @@ def _compile(folder: Path) -> None:
 
 
 def _allow_key(url: str) -> None:
-    """The key that the rig's load sends."""
+    """The key that the rig's load sends, in an organisation with a budget, and a price."""
     with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("select llmgw.scope_create_v1('bench', 'org', 'acme', null, null)")
         connection.execute(
-            "insert into llmgw_core.api_key (id, name, hash, created_by)"
-            " values ('gwbench', 'bench', %s, 'bench')",
+            "insert into llmgw_core.api_key (id, name, hash, created_by, scope_id)"
+            " select 'gwbench', 'bench', %s, 'bench', id from llmgw_core.scope where name = 'acme'",
             (sha256(b"sk-gwbench").digest(),),
+        )
+        connection.execute(
+            "select llmgw_core.price_put('bench', 'mock-model', %s)",
+            (json.dumps({"prompt": 150_000, "completion": 600_000}),),
+        )
+        connection.execute(
+            "select llmgw.budget_put_v1('bench', 'acme', null, 1000000000000000, 'month', null, null)"
         )
 
 
