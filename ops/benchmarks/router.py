@@ -2,8 +2,8 @@
 
 The rig (a mock engine and a load generator in C, and a runner that starts gateways in turn) is no
 part of this repository: `--rig` names its folder. llmgw runs as it does at work: keys from a real
-Postgres, a budget above them, usage rows written to it, metrics and access log on. Other gateways are those that the
-rig's `setup_peers.sh` installed into `--peers`.
+Postgres, a budget above them, usage rows written to it, metrics and access log on. Other gateways
+are those that the rig's `setup_peers.sh` installed into `--peers`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _allow_key(url: str) -> None:
             (json.dumps({"prompt": 150_000, "completion": 600_000}),),
         )
         connection.execute(
-            "select llmgw.budget_put_v1('bench', 'acme', null, 1000000000000000, 'month', null, null)"
+            "select llmgw.budget_put_v1('bench', 'acme', null, %s, 'month', null, null)", (10**15,)
         )
 
 
