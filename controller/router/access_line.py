@@ -19,27 +19,35 @@ def line(entry: Entry, sent: int, wall: float) -> bytes:
     """One line. `wall` makes unix seconds of this machine of monotonic ones: the time of rows that
     ended before the database's clock was known, and of static mode, which has no database."""
     row, replica, client, received = entry
-    at = row.ended + wall if row.at is None else row.at
+    (  # by name, one by one, it would take half as long again
+        _, key, asked, model, _, endpoint, outcome, status, stream, tokens, ttft_s, total_s,
+        attempts, code, request_id, ended, _, at, _, _, _, _,
+    ) = row  # fmt: skip
     document = {
-        "time": datetime.fromtimestamp(at, UTC),
-        "request_id": row.request_id.decode("latin-1"),
-        "key": row.key_id,
+        "time": datetime.fromtimestamp(ended + wall if at is None else at, UTC),
+        "request_id": request_id.decode("latin-1"),
+        "key": key,
         "client": client,
-        "endpoint": row.endpoint,
-        "model_asked": row.model_asked,
-        "model": row.model,
+        "endpoint": endpoint,
+        "model_asked": asked,
+        "model": model,
         "replica": replica,
-        "stream": row.stream,
-        "status": row.http_status,
-        "outcome": row.status,
-        "error_code": row.error_code,
-        "attempts": row.attempts,
-        "total_ms": round(row.total_s * 1000, 1),
-        "ttft_ms": None if row.ttft_s is None else round(row.ttft_s * 1000, 1),
-        "prompt_tokens": row.tokens.prompt,
-        "completion_tokens": row.tokens.completion,
-        "cached_tokens": row.tokens.cached,
+        "stream": stream,
+        "status": status,
+        "outcome": outcome,
+        "error_code": code,
+        "attempts": attempts,
+        "total_ms": _ms(total_s),
+        "ttft_ms": None if ttft_s is None else _ms(ttft_s),
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.completion,
+        "cached_tokens": tokens.cached,
         "bytes_in": received,
         "bytes_out": sent,
     }
     return orjson.dumps(document, option=_FORMAT)
+
+
+def _ms(seconds: float) -> float:
+    """In milliseconds, to the tenth; `round` takes five times as long."""
+    return int(seconds * 1e4 + 0.5) / 10
