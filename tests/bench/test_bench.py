@@ -144,6 +144,7 @@ async def test_slow_facts_stay_equal_but_for_a_finding_now_and_then():
     assert cool == calm[0]
 
 
+@pytest.mark.interpreted  # puts stand-ins for the reactor and for begin_connecting
 def test_the_routers_own_part_of_a_request_is_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(path, "ROUNDS", 2)
     monkeypatch.setattr(pool, "begin_connecting", lambda *_: path.Plug())

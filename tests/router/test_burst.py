@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from controller.router.config import Watching
 from controller.router.scoring import PROFILES
 from tests.fake_engine import FakeEngine
 from tests.router.test_database import look, prepare
@@ -50,7 +51,7 @@ async def test_C08_a_burst_over_three_real_routers_overloads_no_engine(
 ) -> None:
     gate, engines = crowd
     for seed in range(ROUTERS):
-        await gate.add(scoring=profile, seed=seed)
+        await gate.add(scoring=profile, seed=seed, watching=Watching(0, 0))
     wires = [await Wire.open(gate.routers[n % ROUTERS].port) for n in range(REQUESTS)]
     for wire in wires:  # whose key it is is known before, so that nothing stretches the burst
         assert (await wire.get("/v1/models", KEY)).status == 200
