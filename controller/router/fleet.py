@@ -6,10 +6,11 @@ pool (`pool.py`) goes.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from controller.router.breaker import Breaker, Phase
+from controller.router.breaker import Phase
 from controller.router.choose import Group, Want, choose
 from controller.router.pool import Pool, Target
 from controller.router.scoring import PROFILES
@@ -47,6 +48,7 @@ class Fleet:
         self._ready: dict[str, Group[Target]] = {}
         self._on_demand: frozenset[str] = frozenset()
         self._leaving: list[Pool] = []
+        self._trips: dict[str, tuple[float, float]] = {}  # of places without a pool as yet
 
     def connection(self, sock: Any, pool: Pool) -> UpstreamConnection:
         return UpstreamConnection(self.reactor, sock, pool, self._deadlines, self.config.timeouts)
@@ -80,7 +82,9 @@ class Fleet:
         pool = self.pools.get(replica.key)
         if pool is not None and pool.endpoint == replica.endpoint and pool.address == address:
             return pool
-        return Pool(self, replica, address)
+        pool = Pool(self, replica, address)
+        self._resume(pool)
+        return pool
 
     def _retire_missing(self, pools: dict[str, Pool]) -> None:
         for key, pool in self.pools.items():
@@ -163,24 +167,27 @@ class Fleet:
         """
         return min(target.pool.breaker.back_at for target in self._ready[model].members)
 
-    def tripped(self, now: float) -> dict[int, Breaker]:
-        """Breakers that let nothing through now because of failures, by the replica's row."""
-        return {
-            pool.id: pool.breaker
+    def tripped(self, now: float) -> list[Pool]:
+        """Those whose breaker lets nothing through now because of failures."""
+        return [
+            pool
             for pool in self.pools.values()
             if not pool.breaker.closed
-            and pool.id is not None
             and pool.breaker.phase is not Phase.HELD
             and pool.breaker.until > now
-        }
+        ]
 
     def resume(self, trips: Iterable[Mapping[str, Any]]) -> None:
         """Take over rows of `route_trips`: breakers that were open when this process started."""
         now = time.monotonic()
-        for trip in trips:
-            pool = self.pools.get(str(trip["replica_id"]))
-            if pool is not None and pool.breaker.closed:
-                pool.breaker.resume(now + trip["left_s"], trip["pause_s"])
+        self._trips = {t["place"]: (now + t["left_s"], t["pause_s"]) for t in trips}
+        for pool in self.pools.values():
+            self._resume(pool)
+
+    def _resume(self, pool: Pool) -> None:
+        until, pause_s = self._trips.pop(pool.place, (-math.inf, 0.0))
+        if pool.breaker.closed and until > time.monotonic():
+            pool.breaker.resume(until, pause_s)
 
     def everyone(self) -> list[Pool]:
         """All pools, those of replicas that left the table too."""

@@ -62,6 +62,13 @@ class Pool:
         self._idle: dict[UpstreamConnection, None] = {}
         self._open: set[UpstreamConnection] = set()
 
+    @property
+    def place(self) -> str:
+        """What the database calls it: its row, or what a static endpoint is, which may change."""
+        if self.id is not None:
+            return str(self.id)
+        return f"{self.key}={(self.authority + self.base).decode()}"
+
     def take(
         self, owner: Owner, request: bytes, total_due: float, *, fresh: bool = False
     ) -> UpstreamConnection | None:

@@ -30,7 +30,7 @@ class Reporter:
         self._pool = pool
         self._queries = queries
         self._writer = writer
-        self._told: dict[int, float] = {}  # ends of trips that the database knows
+        self._told: dict[str, float] = {}  # ends of trips that the database knows
 
     async def run(self) -> None:
         """Report for ever; errors of the database end this call (the supervisor restarts it)."""
@@ -51,11 +51,16 @@ class Reporter:
         """Breakers that opened since the last time; mostly none, and then nothing is asked."""
         now = time.monotonic()
         tripped = self._core.fleet.tripped(now)
-        ends = {replica: breaker.until for replica, breaker in tripped.items()}
+        ends = {pool.place: pool.breaker.until for pool in tripped}
         if ends.items() - self._told.items():
             rows = [
-                {"replica_id": replica, "left_s": breaker.until - now, "pause_s": breaker.pause_s}
-                for replica, breaker in tripped.items()
+                {
+                    "replica_id": pool.id,
+                    "place": pool.place,
+                    "left_s": pool.breaker.until - now,
+                    "pause_s": pool.breaker.pause_s,
+                }
+                for pool in tripped
             ]
             await self._pool.fetchval(self._queries["router_trips"], self._core.router_id, rows)
         self._told = ends

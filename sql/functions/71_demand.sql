@@ -48,6 +48,23 @@ begin
 end $$;
 comment on function llmgw_core.router_trips_v1(uuid, jsonb) is 'Breakers of a router that are open, and for how many seconds more; those that are over are forgotten.';
 
+create or replace function llmgw_core.router_trips_v2(p_router uuid, p_trips jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    at timestamptz := clock_timestamp();
+begin
+    perform llmgw_core.router_trips_v1(p_router, p_trips);  -- leaves out those without a replica
+    delete from llmgw_core.endpoint_trip t where t.until < at;
+    insert into llmgw_core.endpoint_trip as t (place, router_id, until, pause_s)
+        select r.place, p_router, at + make_interval(secs => r.left_s), r.pause_s
+        from jsonb_to_recordset(p_trips) as r (replica_id bigint, place text, left_s double precision, pause_s double precision)
+        where r.replica_id is null
+        order by r.place
+        on conflict (place) do update set router_id = excluded.router_id, until = excluded.until, pause_s = excluded.pause_s
+            where excluded.until > t.until;
+end $$;
+comment on function llmgw_core.router_trips_v2(uuid, jsonb) is 'Breakers of a router that are open, of replicas and of static endpoints (whose replica_id is null), and for how many seconds more; those that are over are forgotten.';
+
 create or replace function llmgw.capacity_put_v1(p_actor text, p_model text, p_measured jsonb) returns jsonb
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
@@ -73,4 +90,4 @@ begin
 end $$;
 comment on function llmgw.capacity_put_v1(text, text, jsonb) is 'Keeps a measurement in place of an older one of the same profile and class of node. Answers what is kept. LG005: no such model; LG003: no such profile.';
 
-grant execute on function llmgw_core.router_report_v2(uuid, jsonb, jsonb), llmgw_core.router_trips_v1(uuid, jsonb), llmgw.capacity_put_v1(text, text, jsonb) to llmgw_controller;
+grant execute on function llmgw_core.router_report_v2(uuid, jsonb, jsonb), llmgw_core.router_trips_v1(uuid, jsonb), llmgw_core.router_trips_v2(uuid, jsonb), llmgw.capacity_put_v1(text, text, jsonb) to llmgw_controller;

@@ -27,8 +27,9 @@ select model, state, why, failures, retry_s from llmgw.waking where model = any 
 
 -- name: route_trips
 -- Breakers that routers left open, and for how long still.
-select replica_id, extract(epoch from until - clock_timestamp())::double precision as left_s, pause_s
-from llmgw_core.trip where until > clock_timestamp();
+select t.place, extract(epoch from t.until - clock_timestamp())::double precision as left_s, t.pause_s
+from (select replica_id::text as place, until, pause_s from llmgw_core.trip
+    union all select place, until, pause_s from llmgw_core.endpoint_trip) t where t.until > clock_timestamp();
 
 -- name: keys_by_hash
 -- Whose secrets these are, also secrets within their grace.
@@ -70,7 +71,7 @@ select llmgw_core.database_id();
 
 -- name: router_trips
 -- Breakers of this router that opened.
-select llmgw_core.router_trips_v1($1::uuid, $2::jsonb);
+select llmgw_core.router_trips_v2($1::uuid, $2::jsonb);
 
 -- name: router_report
 -- What this router runs on each replica, and has waiting and running for each model.

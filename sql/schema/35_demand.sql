@@ -39,3 +39,11 @@ create table llmgw_core.trip (
     pause_s double precision not null check (pause_s > 0)
 );
 comment on table llmgw_core.trip is 'Replicas that a router''s breaker keeps requests from, until when, and after how long a pause; the latest end that any router told. Read by a router that starts, which would send to them at once.';
+
+create table llmgw_core.endpoint_trip (
+    place text primary key,
+    router_id uuid not null,
+    until timestamptz not null,
+    pause_s double precision not null check (pause_s > 0)
+);
+comment on table llmgw_core.endpoint_trip is 'The same as trip, of endpoints that no replica is behind: id=HOST:PORT/PATH, as routers were started with.';

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from controller.router.breaker import BreakerRules, Phase
-from controller.router.config import RouterConfig, Timeouts, Watching
+from controller.router.config import RouterConfig, StaticEndpoint, Timeouts, Watching
 from controller.router.server import run_router
 from sql import queries
 from sql.listen import listen
+from tests.fake_engine import FakeEngine
 from tests.router.test_database import look, prepare
 from tests.router.wire import Wire, until
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from sql.pool import Pool
     from tests.conftest import Database
-    from tests.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.slow
 
@@ -78,11 +79,58 @@ async def test_C11_a_trip_ends_when_it_would_have_although_the_router_restarts(
     second.stop()
 
 
+@pytest.mark.parametrize("models", [("m",), ()], ids=["named", "found"])
+async def test_C11_a_static_endpoints_trip_outlives_its_router_too(
+    nursery: trio.Nursery,
+    database: Database,
+    pool: Pool,
+    engine: FakeEngine,
+    models: tuple[str, ...],
+) -> None:
+    """Also when the next router hears only later which models are there; of this address only."""
+    prepare(database)
+    end = StaticEndpoint("e1", engine.url, models)
+    config = replace(CONFIG, endpoints=(end,), watching=Watching(0, 0.1))
+    first = await nursery.start(run_router, config, pool, queries("router"))
+    await until(lambda: first.core.table_loaded_at and first.core.fleet.serves("m"))
+    engine.default = {"status": 500}
+    for _ in range(2):
+        assert await ask(first.port) == 500
+    told = partial(look, database, "select place, pause_s from llmgw_core.endpoint_trip")
+    await until(told)
+    assert told() == [(f"e1=127.0.0.1:{engine.port}", 30.0)]
+    first.stop()
+
+    engine.default = {"models": 404}
+    second = await nursery.start(run_router, config, pool, queries("router"))
+    await until(lambda: second.core.table_loaded_at)
+    assert second.core.fleet.serves("m") == bool(models)
+    engine.default = {}
+    await until(lambda: second.core.fleet.serves("m"))
+    breaker = first.core.fleet.pools["e1"].breaker
+    resumed = second.core.fleet.pools["e1"].breaker
+    await until(lambda: resumed.phase is Phase.OPEN)
+    assert resumed.until == pytest.approx(breaker.until, abs=5.0)
+    assert await ask(second.port) == 503
+    assert len(engine.chats()) == 2
+    second.stop()
+
+    with FakeEngine() as other:
+        config = replace(config, endpoints=(replace(end, url=other.url),))
+        third = await nursery.start(run_router, config, pool, queries("router"))
+        await until(lambda: third.core.table_loaded_at and third.core.fleet.serves("m"))
+        assert await ask(third.port) == 200
+        third.stop()
+
+
 async def test_C11_trips_that_are_over_are_forgotten(
     nursery: trio.Nursery, database: Database, pool: Pool, engine: FakeEngine
 ) -> None:
     (replica,) = prepare(database, engine.url)
-    left = [{"replica_id": replica, "left_s": -1.0, "pause_s": 2.0}]
+    left = [
+        {"replica_id": identity, "place": place, "left_s": -1.0, "pause_s": 2.0}
+        for identity, place in ((replica, str(replica)), (None, "e1=h:1"))
+    ]
     router = "00000000-0000-4000-8000-000000000001"
     await pool.fetchval(queries("router")["router_trips"], router, left)
     assert await pool.fetch(queries("router")["route_trips"]) == []
@@ -90,8 +138,13 @@ async def test_C11_trips_that_are_over_are_forgotten(
     await pool.fetchval(queries("router")["router_trips"], router, gone)
     assert look(database, "select * from llmgw_core.trip") == []
     for left_s in (9.0, 5.0):  # the latest end counts
-        told = [{"replica_id": replica, "left_s": left_s, "pause_s": left_s}]
+        told = [
+            {"replica_id": identity, "place": place, "left_s": left_s, "pause_s": left_s}
+            for identity, place in ((replica, str(replica)), (None, "e1=h:1"))
+        ]
         await pool.fetchval(queries("router")["router_trips"], router, told)
+    found = await pool.fetch(queries("router")["route_trips"])
+    assert {row["place"]: row["pause_s"] for row in found} == {str(replica): 9.0, "e1=h:1": 9.0}
     assert look(database, "select pause_s from llmgw_core.trip") == [(9.0,)]
 
 
