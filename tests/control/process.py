@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 PATIENCE_S = 20.0
 PACE_S = 0.02
 MODULE = [sys.executable, "-m", "controller"]
-ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
+ENVIRONMENT = {"PATH": "/usr/bin:/bin"} | {
+    name: os.environ[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH") if name in os.environ
+}
+"""Nothing of the tester's but where its packages lie: those of a compiled build lie elsewhere."""
 
 
 def until(said: Callable[[], Any], what: str, limit_s: float = PATIENCE_S) -> Any:
