@@ -65,6 +65,7 @@ class Asking:
         self._wake = trio.Event()
         self._urgent = False
         self._one_at_a_time = trio.Lock()
+        self._left = False
         core.tenancy.lacking = self._lacking
         core.tenancy.heavy = self._heavy
 
@@ -148,13 +149,15 @@ class Asking:
     async def leave(self) -> None:
         """Give everything back that no request uses: the process ends."""
         async with self._one_at_a_time:
+            self._left = True
             every = list(self._tenancy.bounds.allowances.values())
             for start in range(0, len(every), MOST_ASKS):
                 await self._send(every[start : start + MOST_ASKS], leaving=True)
 
     async def _ask(self, some: list[Allowance]) -> None:
         async with self._one_at_a_time:
-            await self._send(some, leaving=False)
+            if not self._left:  # while this waited; what was given back is not taken again
+                await self._send(some, leaving=False)
 
     async def _send(self, some: list[Allowance], *, leaving: bool) -> None:
         now, rows = time.monotonic(), self._tenancy.rows

@@ -323,6 +323,28 @@ async def test_b05_the_slots_of_a_killed_router_come_back(
     await until_passes(routers, "killed")
 
 
+async def test_what_was_given_back_at_the_end_is_not_taken_again(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    routers.prepare(engine, "gone01")
+    routers.budget("gone01", 1_000_000)
+    await routers.start()
+    assert (await routers.ask("gone01")).status == 200
+    await until(routers.written)
+    core = routers.running[0].core
+    asking, every = core.asking, list(core.tenancy.bounds.allowances.values())
+    lock = asking._one_at_a_time
+    held = "select coalesce(sum(amount), 0) from llmgw_core.allowance"
+    assert routers.execute(held) != [(0,)]
+    async with trio.open_nursery() as nursery:
+        async with lock:  # both wait, in this order
+            for waiter in (asking.leave, lambda: asking._ask(every)):
+                waiting = lock.statistics().tasks_waiting
+                nursery.start_soon(waiter)
+                await until(lambda least=waiting + 1: lock.statistics().tasks_waiting >= least)
+    assert routers.execute(held) == [(0,)]
+
+
 async def test_with_postgres_away_what_is_held_goes_on_and_then_it_is_said(
     routers: Routers, engine: FakeEngine
 ) -> None:
