@@ -336,12 +336,11 @@ async def test_what_was_given_back_at_the_end_is_not_taken_again(
     lock = asking._one_at_a_time
     held = "select coalesce(sum(amount), 0) from llmgw_core.allowance"
     assert routers.execute(held) != [(0,)]
-    async with trio.open_nursery() as nursery:
-        async with lock:  # both wait, in this order
-            for waiter in (asking.leave, lambda: asking._ask(every)):
-                waiting = lock.statistics().tasks_waiting
-                nursery.start_soon(waiter)
-                await until(lambda least=waiting + 1: lock.statistics().tasks_waiting >= least)
+    async with trio.open_nursery() as nursery, lock:  # both wait, in this order
+        for waiter in (asking.leave, lambda: asking._ask(every)):
+            waiting = lock.statistics().tasks_waiting
+            nursery.start_soon(waiter)
+            await until(lambda least=waiting + 1: lock.statistics().tasks_waiting >= least)
     assert routers.execute(held) == [(0,)]
 
 
