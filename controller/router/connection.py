@@ -10,7 +10,7 @@ import socket
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from controller.router.deadlines import Timed
+from controller.router.deadlines import NEVER, Timed
 from controller.router.reactor import GONE, IN, OUT, RDHUP
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class Connection(Timed):
         if self._mask:
             self.reactor.unregister(self.fd)
         self.fd = -1
+        self.due = NEVER  # else its slot would keep it for as long as an engine may take
         self.out = None
         self._held = b""
         self.reactor.close_socket(self.sock)

@@ -68,8 +68,7 @@ class PlainRelay(Relay):
             body = restore_model(body, self._wish.restore)
         if self._wish.vectors:
             body = vectors.in_form(body, self._wish.vectors)
-        Relay.__init__(self, _decoded(self._raw_head), self._wish, len(body))
-        self._judge()
+        self._head_again(_decoded(self._raw_head), len(body))
         return self._frame(body)
 
     def broken(self, error: ApiError) -> bytes | None:

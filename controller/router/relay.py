@@ -105,6 +105,14 @@ class Relay:
         """Whether the client has seen nothing of this answer."""
         return bool(self._head)
 
+    def _head_again(self, head: Head, length: int) -> None:
+        """The body is another than the head told, and so long. No second `__init__`: compiled, it
+        would not let go of what the first one set."""
+        wish = self._wish
+        self._chunks = False
+        framing = b"content-length: %d" % length
+        self._head = head_bytes(head, wish.request_id, framing, close=wish.close, extra=wish.extra)
+
     def _frame(self, data: bytes) -> bytes:
         framed = chunk(data) if self._chunks and data else data
         if self._head:
