@@ -227,11 +227,12 @@ class Attempts(Timed):
 
     def expired(self, now: float) -> None:
         """The wait for a replica, or the pause before a lone one is tried again, is over."""
-        if self.waits and now < self.wait_until:
-            self._exchange.keep_alive(self.waits.comment(self.model))
-            if self.waits:  # unless the client was lost in telling it
-                self.waits.rest(self, now)
-        elif self.waits:
+        waits = self.waits
+        if waits is not None and now < self.wait_until:
+            self._exchange.keep_alive(waits.comment(self.model))
+            if self.waits is waits:  # unless the client was lost in telling it
+                waits.rest(self, now)
+        elif waits is not None:
             self.give_up()
         elif self.up is None:
             if self._connect_failures:

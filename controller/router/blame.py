@@ -27,6 +27,7 @@ _STATUS_OF = {
 }  # fmt: skip
 """Words of `code` and `type`: Anthropic (docs.claude.com/en/api/errors), OpenAI
 (platform.openai.com/docs/guides/error-codes), vLLM's and llama.cpp's types."""
+_LONGEST = 64  # of a word; Python refuses to read numbers of some thousand digits
 _UNKNOWN = 502
 """The engine failed, and does not say how."""
 _BUSY = frozenset((429, 503, 529))
@@ -34,10 +35,11 @@ _BUSY = frozenset((429, 503, 529))
 
 def error_of(error: Any, model: str) -> ApiError:
     """The error in an engine's event, which says `error`, with the status that it means."""
-    told = error if isinstance(error, dict) else {"message": str(error)}
+    told = error if isinstance(error, dict) else {"message": error}
     code, kind = told.get("code"), told.get("type")
     status = _status(code) or _status(kind) or _UNKNOWN
-    message = str(told.get("message") or f"The engine that serves '{model}' reported an error.")
+    message = _words(told.get("message"))
+    message = message or f"The engine that serves '{model}' reported an error."
     return ApiError(
         status,
         kind if isinstance(kind, str) else "server_error",
@@ -47,8 +49,15 @@ def error_of(error: Any, model: str) -> ApiError:
     )
 
 
+def _words(told: Any) -> str:
+    try:
+        return str(told) if told else ""
+    except RecursionError:  # it nests as deep as a parser lets pass, and says nothing to people
+        return ""
+
+
 def _status(told: Any) -> int | None:
-    if isinstance(told, str):
+    if isinstance(told, str) and len(told) <= _LONGEST:
         word = told.strip().lower().replace("-", "_").replace(" ", "_")
         told = int(word) if word.isascii() and word.isdigit() else _STATUS_OF.get(word)
     return told if type(told) is int and 400 <= told <= 599 else None

@@ -90,17 +90,25 @@ class RequestReader:
         return self.begun or bool(self.ready) or self.fault is not None
 
     def feed(self, data: bytes) -> None:
+        rest: bytes | None = data
+        while rest is not None:
+            rest = self._feed(rest)
+
+    def _feed(self, data: bytes) -> bytes | None:
+        """Parse; what is to be fed again, as each of many requests in one piece may ask for."""
         if self.fault is not None:
-            return
+            return None
+        again = None
         self._raw_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
+            again = self._without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._fail(error)
-        if self.begun:
+        if self.begun and again is None:
             self._check_overhead()
+        return again
 
     # -- called by the parser ------------------------------------------------------------------
 
@@ -140,7 +148,7 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         if self._upgrade:
-            return  # the body follows after all, see _ignore_upgrade
+            return  # the body follows after all, see _without_upgrade
         request = self._request
         request.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         request.keep_alive = self._parser.should_keep_alive()
@@ -178,7 +186,7 @@ class RequestReader:
         elif self._raw_bytes - self._body_bytes > self._limits.body_bytes:
             self.fault = too_large(self._limits.body_bytes, "framing of the request body")
 
-    def _ignore_upgrade(self, rest: bytes) -> None:
+    def _without_upgrade(self, rest: bytes) -> bytes | None:
         """Java's HTTP client offers `Upgrade: h2c` on every request: answer in HTTP/1.1.
 
         llhttp stops at the head of such a request, so the same head goes in again without it.
@@ -186,7 +194,7 @@ class RequestReader:
         request = self._request
         if request.method == b"CONNECT":
             self.fault = invalid("bad_request", "CONNECT is not served here.", status=405)
-            return
+            return None
         kept = [header for header in request.headers if header[0] not in _UPGRADE_HEADERS]
         lines = [b"%b: %b\r\n" % header for header in kept]
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method, request.target, b"".join(lines))
@@ -194,7 +202,7 @@ class RequestReader:
         self.current = None
         self._upgrade = False
         self._parser = httptools.HttpRequestParser(self)
-        self.feed(head + rest)
+        return head + rest
 
 
 class _StopReadingError(Exception):

@@ -35,9 +35,9 @@ def in_form(body: bytes, form: str) -> bytes:
         document = orjson.loads(body)
         for entry in document["data"]:
             entry["embedding"] = change(entry["embedding"])
+        return orjson.dumps(document)
     except (ValueError, KeyError, TypeError, struct.error, OverflowError):
         return body  # not what it seemed: the client may make something of it
-    return orjson.dumps(document)
 
 
 def _packed(vector: Any) -> Any:
