@@ -121,5 +121,5 @@ def _texts(value: object) -> Iterator[str]:
             if isinstance(text, str):
                 yield text
             elif isinstance(text, int):
-                yield str([n for n in value[:LEADING] if isinstance(n, int)])  # token numbers
+                yield str([n for n in value[:LEADING] if type(n) is int])  # token numbers
                 return

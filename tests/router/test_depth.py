@@ -56,7 +56,7 @@ def test_a_prompt_of_numbers_and_more() -> None:
     deep: list[object] = []
     for _ in range(5000):
         deep = [deep]
-    assert leading({"prompt": [1, 2, deep]}) == "[1, 2]"
+    assert leading({"prompt": [1, True, 2, deep]}) == "[1, 2]"
 
 
 @pytest.mark.parametrize("depth", [200, 990, 100_000])
