@@ -404,6 +404,20 @@ def test_nothing_happens_in_the_bounds_of_a_slice() -> None:
     assert acting_slices(ast.parse("text[: found.end(1)] + text[len(a) + 1 :]")) == []
 
 
+def made_again(tree: ast.Module) -> list[int]:
+    """Lines where an `__init__` is called by name, and so perhaps of an object that had its own."""
+    calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    named = [f for f in calls if isinstance(f, ast.Attribute) and f.attr == "__init__"]
+    return [f.lineno for f in named if ast.unparse(f.value) != "super()"]
+
+
+def test_no_object_is_made_again() -> None:
+    """Compiled, the second `__init__` does not let go of what the first one set."""
+    names = [name for name in files(".py", "controller") if "/router/" in name]
+    assert not {name: found for name in names if (found := made_again(tree_of(name)))}
+    assert made_again(ast.parse("super().__init__()\nBase.__init__(self)")) == [2]
+
+
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = sorted(
         int(Path(n).name[:4]) for n in files(".md", "ops") if n.startswith("ops/decisions/")
