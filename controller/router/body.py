@@ -17,11 +17,13 @@ import zstandard
 
 from controller.router.errors import ApiError, invalid, too_large
 from controller.router.multipart import find_fields
+from controller.router.names import rename
 
 CODINGS = frozenset((b"gzip", b"x-gzip", b"zstd", b"deflate"))
 MOST_DEPTH = 254
 """So deep orjson writes a document (it reads 1024); real requests stay below 20."""
 _READ = re.compile(rb'"(?:model|stream)"')
+_ASK_USAGE = b',"stream_options":{"include_usage":true}'
 _WANTED = frozenset((b"model", b"stream"))
 _TRUE = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic reads a form
 
@@ -94,6 +96,23 @@ def rewritten(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes | 
     if asked.model_at is not None:
         start, end = asked.model_at
         return asked.raw[:start] + upstream_model.encode() + asked.raw[end:]
+    body = _spliced(asked, upstream_model, ask_usage=ask_usage)
+    return body or _written_again(asked, upstream_model, ask_usage=ask_usage)
+
+
+def _spliced(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes | None:
+    """The client's bytes with nothing but that changed, no number's spelling either; None where
+    it is not plain how. `read` has left no key that is spelled with escapes."""
+    body: bytes | None = asked.raw
+    if upstream_model != asked.model:
+        body = rename(asked.raw, orjson.dumps(upstream_model))
+    if body is None or not ask_usage:
+        return body
+    end = None if "stream_options" in asked.document else body.rindex(b"}")
+    return None if end is None else body[:end] + _ASK_USAGE + body[end:]
+
+
+def _written_again(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes | None:
     document = dict(asked.document)
     document["model"] = upstream_model
     if ask_usage:

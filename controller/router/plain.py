@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from controller.router import vectors
 from controller.router.bill import plain_tokens
 from controller.router.errors import ApiError, upstream_failed
+from controller.router.names import restore
 from controller.router.relay import Head, Pairs, Relay, StreamRelay, Wish, head_bytes
-from controller.router.sse import restore_model
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder
 from controller.router.unzip import CODINGS, Unzip
 
@@ -65,7 +65,7 @@ class PlainRelay(Relay):
             return self._frame(b"") + self._last() if self._head or self._chunks else b""
         body = b"".join(self._held)
         if self._wish.restore is not None:
-            body = restore_model(body, self._wish.restore)
+            body = restore(body, self._wish.restore)
         if self._wish.vectors:
             body = vectors.in_form(body, self._wish.vectors)
         self._head_again(_decoded(self._raw_head), len(body))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from controller.router.dialect import CHAT, Dialect
+from controller.router.names import restore
 from controller.router.tokens import UNKNOWN, Tokens, read_timings, read_usage
 
 if TYPE_CHECKING:
@@ -21,20 +22,11 @@ if TYPE_CHECKING:
 # A line end is CRLF, LF, or a CR that no LF follows; two of them end an event.
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _EMPTY = re.compile(rb'"delta"\s*:\s*\{(?:\s*"content"\s*:\s*(?:""|null)\s*)?\}')
 _TIMINGS = re.compile(rb'"timings"\s*:\s*(\{[^{}]*\})')
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
 _OVERLAP = 3  # an event end is at most 4 bytes, so it can start 3 bytes before new data
-
-
-def restore_model(text: bytes, name_json: bytes) -> bytes:
-    """`text` with the first model name in it replaced by the JSON string `name_json`."""
-    found = _MODEL.search(text)
-    if found is None:
-        return text
-    return text[: found.end(1)] + name_json + text[found.end() :]
 
 
 class Scanner:
@@ -175,7 +167,7 @@ class Scanner:
         self._remember(raw)
         if self._dropped:
             return b""
-        return raw if self._model is None else restore_model(raw, self._model)
+        return raw if self._model is None else restore(raw, self._model)
 
     def _read(self, data: bytes) -> None:
         try:

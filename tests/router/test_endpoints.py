@@ -174,7 +174,7 @@ def test_a_name_that_is_no_utf8_is_no_crash() -> None:
 DEEP = b'{"model":"m","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 DEEPER = b"[" * 300 + b"]" * 300 + b"}"  # we can read it, but not write it again
 BAD = [
-    (DEEP, "invalid_json"), (b'{"stream":true,"model":"m","a":' + DEEPER, "invalid_json"),
+    (DEEP, "invalid_json"), (b'{"model":"m","model":"m","a":' + DEEPER, "invalid_json"),
     (b'{"model":"m","a":"\xff"}', "invalid_json"), (b'{"model":"m\x00"}', "invalid_json"),
     (b'{"model":"m","a":"\\ud800"}', "invalid_json"), (b'{"model":"m","a":NaN}', "invalid_json"),
     (b'\xef\xbb\xbf{"model":"m"}', "invalid_json"),

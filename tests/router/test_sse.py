@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.router.sse import Scanner, restore_model
+from controller.router.sse import Scanner
 
 ENDS = ["\n", "\r\n", "\r"]
 
@@ -141,14 +141,3 @@ def test_a_stream_without_end_or_cut_by_the_engine_is_known() -> None:
     scanner.feed(event(token("", "abort")))
     assert scanner.ended_well()
     assert scanner.aborted()
-
-
-@pytest.mark.parametrize(
-    ("text", "restored"),
-    [(b'{"model":"a","x":"model"}', b'{"model":"n","x":"model"}'),
-     (b'{"model" : "a\\"b"}', b'{"model" : "n"}'),
-     (b'{"content":"\\"model\\":\\"a\\""}', b'{"content":"\\"model\\":\\"a\\""}'),
-     (b"{}", b"{}")],
-)  # fmt: skip
-def test_only_the_first_name_is_restored(text: bytes, restored: bytes) -> None:
-    assert restore_model(text, b'"n"') == restored

@@ -1,0 +1,77 @@
+"""Only the model's own name is swapped, and nothing of the bytes around it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from controller.router.body import Asked, read, rewritten
+from controller.router.names import LONG, MOST_STEPS, rename, restore
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
+
+NUMBERS = '"seed": 123456789012345678901234567890, "x": 1e5, "y": 0.10, "z": "\\/"'
+
+
+@pytest.mark.parametrize(
+    ("text", "restored"),
+    [('{"model":"a","x":"model"}', '{"model":"n","x":"model"}'),
+     ('{"model" : "a\\"b"}', '{"model" : "n"}'),
+     ('{"content":"\\"model\\":\\"a\\""}', '{"content":"\\"model\\":\\"a\\""}'),
+     ("{}", "{}"), ('{"model":null}', '{"model":null}'),
+     ('{"content":[{"input":{"model":"x"}}],"model":"a"}',
+      '{"content":[{"input":{"model":"x"}}],"model":"n"}'),
+     ('{"metadata":{"model":"x"},"a":"}","model":"a"}',
+      '{"metadata":{"model":"x"},"a":"}","model":"n"}'),
+     ('{"content_block":{"input":{"model":"x"}}}', '{"content_block":{"input":{"model":"x"}}}'),
+     ('event: e\ndata: {"type":"t","response":{"model":"a"}}\n\n',
+      'event: e\ndata: {"type":"t","response":{"model":"n"}}\n\n'),
+     ('data: {"message":{"content":[],"model":"a"}}',
+      'data: {"message":{"content":[],"model":"n"}}'),
+     ('{"message":{"input":{"model":"x"},"model":"a"}}',
+      '{"message":{"input":{"model":"x"},"model":"n"}}')],
+)  # fmt: skip
+def test_only_the_own_name_is_restored(text: str, restored: str) -> None:
+    assert restore(text.encode(), b'"n"') == restored.encode()
+
+
+def test_the_search_for_a_name_is_bounded() -> None:
+    text = b'{"a":[' + b"[]," * MOST_STEPS + b'{"model":"x"}],"model":"a"}'
+    assert restore(text, b'"n"') == text.replace(b'"x"', b'"n"')  # no better guess than the first
+    text = b'{"data":[' + b"1," * LONG + b'0],"model":"a"}'
+    assert restore(text, b'"n"') == text.replace(b'"a"', b'"n"')
+
+
+def test_a_name_is_swapped_only_where_it_is_plain_which() -> None:
+    assert rename(b'{"a":"model", "model" : "m"}', b'"n"') is None
+    assert rename(b'{"tools":[{"model":"x"}],"model":"m"}', b'"n"') is None
+    assert rename(b'{"a":"\\"model\\"", "model" : "m" }', b'"n"') == (
+        b'{"a":"\\"model\\"", "model" : "n" }'
+    )
+
+
+@pytest.mark.parametrize("upstream", ["m", "up", 'odd"名'])
+@pytest.mark.parametrize("ask_usage", [False, True])
+def test_what_is_not_swapped_keeps_its_bytes(upstream: str, ask_usage: bool) -> None:
+    raw = ('{ "model": "m", ' + NUMBERS + ', "stream": true } \n').encode()
+    asked = read(raw, asks_usage=True)
+    assert isinstance(asked, Asked)
+    sent = rewritten(asked, upstream, ask_usage=ask_usage)
+    assert sent is not None
+    usage = {"stream_options": {"include_usage": True}} if ask_usage else {}
+    assert json.loads(sent) == {**json.loads(raw), "model": upstream, **usage}
+    assert NUMBERS.encode() in sent
+
+
+async def test_an_alias_leaves_the_arguments_of_tools_alone(house: House) -> None:
+    """Anthropic's answers have their content before the model (case A28's counterpart)."""
+    use = {"type": "tool_use", "input": {"model": "haiku"}}
+    house.engine(body={"type": "message", "content": [use], "model": "m"})
+    await house.start()
+    wire = await house.wire()
+    await wire.post("/v1/messages", {"model": "short", "messages": []})
+    told = (await wire.answer()).json
+    assert told == {"type": "message", "content": [use], "model": "short"}
