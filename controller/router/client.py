@@ -182,7 +182,8 @@ class ClientConnection(Connection):
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         """A whole answer of ours, which ends the exchange."""
-        close = not request.keep_alive or not request.complete or self._core.draining
+        lasts = request.keep_alive and request.complete and request.version == "1.1"
+        close = not lasts or self._core.draining
         if request.origin and self._core.config.cors:
             extra += answer_headers(self._core.config.cors, request.origin)
         data = answer(status, (_JSON, (b"x-request-id", request_id), *extra), body, close=close)

@@ -79,8 +79,12 @@ class Exchange(Intake):
             self.delivery.announce(comment, self._wish(self.attempts))
 
     def on_silence(self) -> None:
-        """The engine's stream says nothing: its status is known, so the client gets a comment."""
-        if self.delivery.keep_alive():
+        """The engine's stream says nothing: its status is known, so the client gets a comment; or
+        its end, when the engine has said its last word and leaves the stream open."""
+        relay = self.delivery.relay
+        if relay is not None and relay.answered():
+            self._finish(relay, relay.finish())
+        elif self.delivery.keep_alive():
             self._relaying()
 
     def _wish(self, attempts: Attempts) -> Wish:

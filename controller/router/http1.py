@@ -196,8 +196,11 @@ class RequestReader:
             self.fault = invalid("bad_request", "CONNECT is not served here.", status=405)
             return None
         kept = [header for header in request.headers if header[0] not in _UPGRADE_HEADERS]
-        lines = [b"%b: %b\r\n" % header for header in kept]
-        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method, request.target, b"".join(lines))
+        if not self._parser.should_keep_alive():
+            kept.append((b"connection", b"close"))
+        lines = b"".join([b"%b: %b\r\n" % header for header in kept])
+        start = b"%b %b HTTP/%b" % (request.method, request.target, request.version.encode())
+        head = b"%b\r\n%b\r\n" % (start, lines)
         self._request = Request()
         self.current = None
         self._upgrade = False

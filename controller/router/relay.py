@@ -30,6 +30,7 @@ _NOT_RELAYED = frozenset((
 ))  # fmt: skip
 
 
+_BODILESS = (204, 304)  # RFC 9110 8.6: no length either
 _CHUNKED = b"transfer-encoding: chunked"
 ERROR_EVENT = "upstream_error_event"
 """The code of a stream in which the engine itself reported an error."""
@@ -98,6 +99,8 @@ class Relay:
         if length is not None:
             framing = b"content-length: %d" % length
         close = wish.close or not framing
+        if head.status in _BODILESS:
+            framing, close = b"", wish.close
         self._head = head_bytes(head, wish.request_id, framing, close=close, extra=wish.extra)
 
     @property

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from controller.router.reactor import Reactor
 
 
+MOST_FRAMING = 256 * 1024
+"""Bytes of an answer in a row that are nothing of its body: heads, trailers, names of chunks. An
+engine that sends them for ever would fill the memory before any timeout."""
+
+
 class Cause(Enum):
     """How an attempt failed; the values are words of the metrics."""
 
@@ -73,10 +78,10 @@ class UpstreamConnection(Connection):
     """A socket to one engine."""
 
     __slots__ = (
-        "_beat_s", "_begun", "_body", "_complete", "_connecting", "_deadlines", "_extra", "_got",
-        "_head", "_headers", "_heard", "_keep", "_length", "_parser", "_paused", "_sent_at",
-        "_step_s", "_timeouts", "_total_due", "_until_close", "_waiting", "_watched", "owner",
-        "pool", "reused",
+        "_beat_s", "_begun", "_body", "_complete", "_connecting", "_deadlines", "_extra",
+        "_framing", "_got", "_head", "_headers", "_heard", "_keep", "_length", "_parser",
+        "_paused", "_sent_at", "_step_s", "_timeouts", "_total_due", "_until_close", "_waiting",
+        "_watched", "owner", "pool", "reused",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +110,7 @@ class UpstreamConnection(Connection):
         self._length: int | None = None
         self._waiting = True  # for the head
         self._got = False
+        self._framing = 0
         self._complete = False
         self._keep = False
         self._until_close = False
@@ -214,9 +220,19 @@ class UpstreamConnection(Connection):
             self._sent_at = 0.0
         if self._complete:
             self._release()
-        else:
+        elif body or self._is_frugal(len(data)):
+            if body:
+                self._framing = 0
             self._progress(head, body)
+        else:
+            self._fail(Cause.NOT_HTTP)
+            return
         owner.on_answer(head, body, complete=self._complete)
+
+    def _is_frugal(self, received: int) -> bool:
+        """Whether so many bytes more without a body are borne."""
+        self._framing += received
+        return self._framing <= MOST_FRAMING
 
     def _progress(self, head: Head | None, body: bytes) -> None:
         """What an engine says in comments of its stream is no progress: one whose model hangs
@@ -301,8 +317,8 @@ class UpstreamConnection(Connection):
         for name, value in self._headers:
             if name == b"content-length":
                 self._length, framed = int(value), True
-            elif name == b"transfer-encoding":
-                framed = True
+            elif name == b"transfer-encoding":  # identity, of old servers, ends with the close
+                framed = value.strip().lower() != b"identity"
             elif name == b"content-type":
                 kind = value
             elif name == b"content-encoding":
