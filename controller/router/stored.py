@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from controller.router.refresh import Pool
 
 KEPT = 50_000
-_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.:-]{1,200})"')
+_FORM = r"resp_[A-Za-z0-9_.:-]{1,200}"
+_ID = re.compile(rf'"id"\s*:\s*"({_FORM})"'.encode())
+_NAME = re.compile(_FORM)
 _SEARCHED_BYTES = 16_384
 BATCH_ROWS = 1000
 AGAIN_S = 0.3
@@ -100,6 +102,8 @@ class StoredLog:
 
     async def find(self, identity: str) -> Owner | Missing:
         """Who holds an answer that this process does not know. Raises sql.errors."""
+        if _NAME.fullmatch(identity) is None:
+            return Missing()  # none was ever noted, and Postgres takes no NUL
         for again in (True, False):
             rows = await self._pool.fetch(self._queries["response_owner"], identity)
             if rows:

@@ -149,8 +149,12 @@ async def test_A29_a_lookup_that_fails_is_told(
 
     log = StoredLog(house.core.stored, Away(), {"response_owner": "select"})
     monkeypatch.setattr(house.core, "stored_log", log)
-    answer = await respond(await house.wire(), key="sk-test", previous_response_id="resp_x")
+    wire = await house.wire()
+    answer = await respond(wire, key="sk-test", previous_response_id="resp_x")
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+    for never in ("resp_\0", "x" * 100_000, "resp_" + "x" * 201):  # nobody is asked about these
+        answer = await respond(wire, key="sk-test", previous_response_id=never)
+        assert (answer.status, answer.json["error"]["code"]) == (404, "previous_response_not_found")
 
 
 def test_the_first_word_about_an_answer_counts() -> None:
