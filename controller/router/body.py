@@ -18,6 +18,7 @@ import zstandard
 from controller.router.errors import ApiError, invalid, too_large
 from controller.router.multipart import find_fields
 from controller.router.names import rename
+from controller.router.unzip import MOST_MEMBERS
 
 CODINGS = frozenset((b"gzip", b"x-gzip", b"zstd", b"deflate"))
 MOST_DEPTH = 254
@@ -179,15 +180,22 @@ def inflate(coding: bytes, data: bytes, limit: int) -> bytes | ApiError:
 
 
 def _unzip(coding: bytes, data: bytes, limit: int) -> bytes:
-    machine = zlib.decompressobj(zlib.MAX_WBITS if coding == b"deflate" else zlib.MAX_WBITS | 16)
-    decoded = machine.decompress(data, limit + 1)
-    if len(decoded) <= limit and not machine.eof:
-        raise EOFError
-    return decoded
+    decoded = b""
+    for _ in range(MOST_MEMBERS):
+        machine = zlib.decompressobj(
+            zlib.MAX_WBITS if coding == b"deflate" else zlib.MAX_WBITS | 16
+        )
+        decoded += machine.decompress(data, limit + 1 - len(decoded))
+        data = machine.unused_data
+        if len(decoded) > limit or (machine.eof and not data):
+            return decoded
+        if not machine.eof:
+            break
+    raise EOFError
 
 
 def _unzstd(data: bytes, limit: int) -> bytes:
     # The window bound keeps a small frame from asking for gigabytes of memory.
     machine = zstandard.ZstdDecompressor(max_window_size=2**27)
-    with machine.stream_reader(BytesIO(data)) as reader:
+    with machine.stream_reader(BytesIO(data), read_across_frames=True) as reader:
         return reader.read(limit + 1)

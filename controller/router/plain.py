@@ -63,6 +63,9 @@ class PlainRelay(Relay):
     def finish(self) -> bytes:
         if self._held is None:
             return self._frame(b"") + self._last() if self._head or self._chunks else b""
+        if self._held and self._unzip is not None and not self._unzip.whole:
+            self.refusal = upstream_failed(self._wish.model, "its compressed answer is cut")
+            return b""
         body = b"".join(self._held)
         if self._wish.restore is not None:
             body = restore(body, self._wish.restore)

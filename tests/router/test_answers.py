@@ -67,6 +67,14 @@ async def test_A17_a_compressed_answer_under_an_alias_is_sent_plain(house: House
         assert answer.headers["content-length"] == str(len(answer.body))
 
 
+async def test_A17_a_compressed_answer_that_is_cut_is_no_answer(house: House) -> None:
+    cut = gzip.compress(PLAIN.encode())[:-9]
+    house.engine(raw=cut, headers="content-encoding: gzip\r\n")
+    await house.start()
+    answer = await house.ask(model="short")
+    assert (answer.status, answer.code) == (502, "upstream_failed")
+
+
 @pytest.mark.parametrize("model", ["m", "short"])
 async def test_A16_a_compressed_stream_is_read_and_sent_plain(house: House, model: str) -> None:
     house.engine(raw=stream_text(), gzip=True, framing="chunked", byte_gap=0)
@@ -113,6 +121,17 @@ def test_what_cannot_be_unzipped_is_nothing(raw: bytes) -> None:
     assert unzip.feed(raw) == b""
     assert unzip.failed
     assert unzip.feed(raw) == b""
+
+
+def test_a_text_zipped_in_several_parts_is_read_to_its_end() -> None:
+    unzip, data = Unzip(b"gzip"), gzip.compress(b"ab") + gzip.compress(b"cd")
+    assert b"".join(unzip.feed(data[at : at + 7]) for at in range(0, len(data), 7)) == b"abcd"
+    assert unzip.whole
+    assert unzip.feed(data[:9]) == b""
+    assert not unzip.whole
+    many = Unzip(b"gzip")
+    assert many.feed(gzip.compress(b"") * 2000) == b""
+    assert many.failed
 
 
 # -- embeddings ----------------------------------------------------------------------------------

@@ -235,10 +235,14 @@ async def test_A20_compressed_bodies_are_understood(house: House, coding: str, d
     assert (await wire.answer()).status == 200
     assert house.engines[0].records[0].body == body
     assert "content-encoding" not in house.engines[0].records[0].headers
+    if coding != "deflate":  # the others may come in several parts
+        await wire.post(PATH, data(body[:9]) + data(body[9:]), content_encoding=coding)
+        assert (await wire.answer()).status == 200
+        assert house.engines[0].records[1].body == body
     await wire.post(PATH, data(b" " * 5_000_000), content_encoding=coding)
     bomb = await wire.answer()
     assert (bomb.status, bomb.code) == (413, "request_too_large")
-    for corrupt in (data(body)[:-6], b"rubbish"):
+    for corrupt in (data(body)[:-6], b"rubbish", data(body) + b"rubbish", data(b"") * 2000):
         await wire.post(PATH, corrupt, content_encoding=coding)
         assert (await wire.answer()).status == 400
 
