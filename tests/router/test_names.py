@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controller.router.body import Asked, read, rewritten
 from controller.router.names import LONG, MOST_STEPS, rename, restore
@@ -36,6 +38,32 @@ NUMBERS = '"seed": 123456789012345678901234567890, "x": 1e5, "y": 0.10, "z": "\\
 )  # fmt: skip
 def test_only_the_own_name_is_restored(text: str, restored: str) -> None:
     assert restore(text.encode(), b'"n"') == restored.encode()
+
+
+KEYS = st.sampled_from(["model", "message", "response", "a", 'b"', "mo\\del", "x{", "]"])
+TEXTS = st.sampled_from(["model", '"model":"x"', "{", "[", "\\", "m"])
+DOCUMENTS = st.recursive(
+    st.none() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def named(document: dict[str, Any]) -> dict[str, Any]:
+    """`document` with the first name that is its own, or of what it tells of, restored."""
+    for key, value in document.items():
+        if key == "model" and isinstance(value, str):
+            return {**document, key: "n"}
+        inner = value.get("model") if isinstance(value, dict) else None
+        if key in ("message", "response") and isinstance(inner, str):
+            return {**document, key: {**value, "model": "n"}}
+    return document
+
+
+@given(st.dictionaries(KEYS, DOCUMENTS, max_size=5), st.sampled_from([None, 2]))
+def test_whatever_is_around_a_name_stays(document: dict[str, Any], indent: int | None) -> None:
+    text = json.dumps(document, indent=indent).encode()
+    assert json.loads(restore(text, b'"n"')) == named(document)
 
 
 def test_the_search_for_a_name_is_bounded() -> None:
