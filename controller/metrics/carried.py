@@ -39,7 +39,7 @@ class Carried:
         found: Snapshot = {key: _sum_of([*one[key], *other[key]]) for key in self._counters}
         for key in self._histograms:
             found[key] = _histograms_of([*one[key], *other[key]])
-        found["duration_bounds_s"] = other["duration_bounds_s"]
+        found["bounds_s"] = other["bounds_s"]
         found["counts"] = dict(Counter(one["counts"]) + Counter(other["counts"]))
         return found
 

@@ -72,6 +72,11 @@ HISTOGRAMS = {
     "duration": ("request_duration_seconds", "whole requests", ["model", "endpoint"]),
     "queue_wait": ("queue_wait_seconds", "of requests that waited for a place", ["model"]),
     "ttft": ("time_to_first_token_seconds", "until the first token of a stream", ["model"]),
+    "itl": (
+        "inter_token_latency_seconds",
+        "of each whole stream the mean time between two of its tokens",
+        ["model"],
+    ),
 }
 
 
@@ -150,7 +155,7 @@ def _histogram(
     merged: dict[tuple[str, ...], tuple[list[int], float]] = {}
     bounds: list[float] = []
     for snapshot in workers:
-        bounds = snapshot["duration_bounds_s"]
+        bounds = snapshot["bounds_s"][key]
         for *values, entry in snapshot[key]:
             labelled = tuple(str(value) for value in values)
             buckets, total = merged.get(labelled, ([0] * (len(bounds) + 1), 0.0))

@@ -21,7 +21,7 @@ def line(entry: Entry, sent: int, wall: float) -> bytes:
     row, replica, client, received = entry
     (  # by name, one by one, it would take half as long again
         _, key, asked, model, _, endpoint, outcome, status, stream, tokens, ttft_s, total_s,
-        attempts, code, request_id, ended, _, at, _, _, _, _,
+        attempts, code, request_id, ended, queue_s, at, _, _, _, _,
     ) = row  # fmt: skip
     document = {
         "time": datetime.fromtimestamp(ended + wall if at is None else at, UTC),
@@ -38,10 +38,12 @@ def line(entry: Entry, sent: int, wall: float) -> bytes:
         "error_code": code,
         "attempts": attempts,
         "total_ms": _ms(total_s),
+        "queue_ms": None if queue_s is None else _ms(queue_s),
         "ttft_ms": None if ttft_s is None else _ms(ttft_s),
         "prompt_tokens": tokens.prompt,
         "completion_tokens": tokens.completion,
         "cached_tokens": tokens.cached,
+        "estimated": tokens.estimated,
         "bytes_in": received,
         "bytes_out": sent,
     }

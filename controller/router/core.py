@@ -143,6 +143,15 @@ class Core:
             reasons += [f"endpoint {name} is unhealthy: {why}" for name, why in found]
         return reasons
 
+    def _rows_as_json(self) -> dict[str, Any]:
+        """Rows on their way to the database."""
+        return {
+            "usage_waiting": len(self.usage),
+            "usage_dropped": self.usage.dropped,
+            "usage_lag_s": self.usage.oldest_age_s(self.keys.database_time(0.0)),
+            **self.usage.spool_as_json(),
+        }
+
     def snapshot(self) -> dict[str, Any]:
         """Counters and gauges as JSON, for the stats socket and tests."""
         now = time.monotonic()
@@ -158,10 +167,7 @@ class Core:
             "table_age_s": None if age is None else now - age,
             "keys": len(self.keys),
             "keys_age_s": None if self.keys.read_at is None else now - self.keys.read_at,
-            "usage_waiting": len(self.usage),
-            "usage_dropped": self.usage.dropped,
-            "usage_lag_s": self.usage.oldest_age_s(self.keys.database_time(0.0)),
-            **self.usage.spool_as_json(),
+            **({} if self.spooling is None else self._rows_as_json()),
             **self.tenancy.as_json(),
             "callback_crashes": self.reactor.crashes,
             "waiting": self.waiting.as_json(),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from controller.router.answer_id import answer_id
+from controller.router.relay import StreamRelay
 from controller.router.routes import Kind
 from controller.router.usage import UsageRow
 
@@ -50,6 +51,7 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
         stats.count_tokens(ending.tokens)
         if first_s is not None:
             stats.ttft.observe(first_s)
+            _observe_pace(exchange, ending, seconds - first_s)
     name = "other" if route is None else route.name
     stats.settle(name, ending.http_status, ending.outcome, seconds)
     counts = exchange.key is not None and route is not None and route.kind is Kind.INFER
@@ -74,6 +76,18 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
 def _first_token_s(exchange: Exchange) -> float | None:
     first, asked = exchange.delivery.first_byte, exchange.asked
     return None if first is None or asked is None or not asked.stream else first - exchange.started
+
+
+def _observe_pace(exchange: Exchange, ending: Ending, seconds: float) -> None:
+    """Count the mean time between a stream's tokens, `seconds` from its first to its end.
+
+    A clock and a histogram per token would be a tenth of what relaying one costs. A stream that
+    broke ends with a wait for something else, and an answer in one piece has no pace.
+    """
+    tokens, stats = ending.tokens.completion, exchange.stats
+    whole = ending.outcome == "ok" and isinstance(exchange.delivery.relay, StreamRelay)
+    if whole and stats is not None and tokens is not None and tokens > 1:
+        stats.itl.observe(seconds / (tokens - 1))
 
 
 def _row(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import structlog
 import trio
 
 from controller.router.inquiry import Reply, Unanswered, get, look_up
@@ -35,6 +36,8 @@ MOST_BYTES = 4 * 1024 * 1024
 AT_ONCE = 16
 NO_HEALTH = frozenset((404, 405, 501))
 GUARDED = frozenset((401, 403))  # it wants a key, so it is alive
+
+log = structlog.get_logger(__name__)
 
 
 class Static:
@@ -112,11 +115,20 @@ class Statics:
             except Unanswered as error:
                 different = static.missed(str(error))
             if different:
+                _tell(static)
                 news.append(static)
             good = static.healthy and not static.misses
             static.next_at = time.monotonic() + (
                 self._every_s if good else min(SOON_S, self._every_s)
             )
+
+
+def _tell(static: Static) -> None:
+    """Say what is new: without a database, nothing else tells why an endpoint gets nothing."""
+    if static.healthy:
+        log.info("static endpoint serves", endpoint=static.entry.id, models=list(static.models))
+    else:
+        log.warning("static endpoint is unhealthy", endpoint=static.entry.id, why=static.why)
 
 
 async def check(static: Static) -> None:

@@ -14,20 +14,26 @@ if TYPE_CHECKING:
     from controller.router.tokens import Tokens
 
 DURATION_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+TOKEN_BOUNDS_S = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
+    0.2, 0.3, 0.5, 1, 2.5,
+)  # fmt: skip
+"""Between two tokens: from a small model alone on a card to one in swap."""
 
 
 class Histogram:
     """Counts per bucket (upper bounds in seconds, one more for above), their sum and number."""
 
-    __slots__ = ("buckets", "count", "total")
+    __slots__ = ("_bounds", "buckets", "count", "total")
 
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(DURATION_BOUNDS_S) + 1)
+    def __init__(self, bounds: tuple[float, ...] = DURATION_BOUNDS_S) -> None:
+        self._bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
         self.total = 0.0
         self.count = 0
 
     def observe(self, seconds: float) -> None:
-        self.buckets[bisect_left(DURATION_BOUNDS_S, seconds)] += 1
+        self.buckets[bisect_left(self._bounds, seconds)] += 1
         self.total += seconds
         self.count += 1
 
@@ -49,8 +55,8 @@ class ModelStats:
     """Everything counted for one model; "" stands for requests refused before it was known."""
 
     __slots__ = (
-        "at_once", "cached", "endpoints", "estimated", "in_flight", "outcomes", "queue_wait",
-        "tokens_in", "tokens_out", "ttft",
+        "at_once", "cached", "endpoints", "estimated", "in_flight", "itl", "outcomes",
+        "queue_wait", "tokens_in", "tokens_out", "ttft",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -60,6 +66,7 @@ class ModelStats:
         self.outcomes: dict[str, int] = {}  # ok, error, client_closed, partial
         self.endpoints: dict[str, EndpointStats] = {}
         self.ttft = Histogram()
+        self.itl = Histogram(TOKEN_BOUNDS_S)  # of each stream the mean
         self.at_once = 0  # sent without a wait for room
         self.queue_wait = Histogram()  # of those sent after one
 
@@ -139,9 +146,15 @@ class Stats:
                 for status, n in entry.statuses.items()
             ],
             "outcomes": [[m, word, n] for m, of in models for word, n in of.outcomes.items()],
-            "duration_bounds_s": list(DURATION_BOUNDS_S),
+            "bounds_s": {
+                "duration": DURATION_BOUNDS_S,
+                "queue_wait": DURATION_BOUNDS_S,
+                "ttft": DURATION_BOUNDS_S,
+                "itl": TOKEN_BOUNDS_S,
+            },
             "duration": [[m, e, entry.duration.as_json()] for m, e, entry in endpoints],
             "ttft": [[m, of.ttft.as_json()] for m, of in models if of.ttft.count],
+            "itl": [[m, of.itl.as_json()] for m, of in models if of.itl.count],
             "queue_wait": [[m, of.queue_wait.as_json()] for m, of in models if of.queue_wait.count],
             "admissions": [
                 [m, how, n]

@@ -224,6 +224,7 @@ def told(models=("m",)) -> Stats:
         entry.queue_wait.observe(1.5)
         entry.at_once = 1
         entry.tokens_in, entry.tokens_out, entry.estimated = 7, 3, 2
+        entry.itl.observe(0.018)
     stats.refuse("unknown_model")
     stats.retry("connect")
     stats.fail_upstream("5", "reset")
@@ -248,6 +249,10 @@ def test_workers_are_summed_and_histograms_merge():
     assert found["llmgw_admissions_total", (("how", "queued"), ("model", "m"))] == 2
     assert found["llmgw_admissions_total", (("how", "at_once"), ("model", "m"))] == 2
     assert found["llmgw_queue_wait_seconds_sum", (("model", "m"),)] == pytest.approx(3.0)
+    pace = "llmgw_inter_token_latency_seconds"
+    assert found[f"{pace}_count", (("model", "m"),)] == 2
+    assert found[f"{pace}_bucket", (("le", "0.015"), ("model", "m"))] == 0
+    assert found[f"{pace}_bucket", (("le", "0.02"), ("model", "m"))] == 2
     assert found["llmgw_keys_known", (("worker", "1"),)] == 4
     labels = (("endpoint", "chat"), ("model", "m"))
     assert found["llmgw_request_duration_seconds_count", labels] == 4

@@ -70,6 +70,8 @@ async def test_every_end_of_a_request_is_one_line_without_secrets(
     assert second["bytes_out"] > len(streamed.body)
     assert second["stream"] is True
     assert 0 < second["ttft_ms"] <= second["total_ms"]
+    assert (first["queue_ms"], found[2]["queue_ms"]) == (0, None)  # it never came so far
+    assert (first["estimated"], found[-1]["estimated"]) == (False, True)  # the engine never told
     assert first["time"].endswith("Z")
     assert found[5]["key"] is None
     text = path.read_text()

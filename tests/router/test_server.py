@@ -106,18 +106,24 @@ async def test_sigterm_drains_and_returns(nursery: trio.Nursery, engine: FakeEng
 async def test_the_stats_socket_tells_everything(house: House, tmp_path: Path) -> None:
     path = tmp_path / "stats"
     await house.start(stats_socket=str(path))
-    await house.ask(stream=True)
+    await house.ask(stream=True, fake={"gap": 0.05})
+    await house.ask(stream=True, fake={"tokens": 1})  # one token has no pace
+    await house.ask(stream=True, fake={"die_at": 2})  # nor has a stream that broke
     await house.ask(model="nope")
     async with await trio.open_unix_socket(path) as stream:
         data = b"".join([piece async for piece in stream])
     told = json.loads(data)
-    assert ["m", "chat.completions", 200, 1] in told["requests"]
-    assert ["m", "out", 3] in told["tokens"]
+    assert ["m", "chat.completions", 200, 3] in told["requests"]
+    assert ["m", "out", 4] in told["tokens"]
     assert told["refusals"] == [["model_not_found", 1]]
     assert told["replicas"] == [["e0", 0]]
     assert told["in_flight"] == [["m", 0]]
-    assert told["ttft"][0][1]["count"] == 1
+    assert told["ttft"][0][1]["count"] == 3
+    model, pace = told["itl"][0]
+    assert (model, pace["count"]) == ("m", 1)
+    assert pace["sum"] >= 0.05  # the mean of two gaps
     assert told["ready"] is True
+    assert "usage_waiting" not in told  # without a database, no row waits for it or is lost
 
 
 class Shelf:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from controller.config import endpoint
 from controller.router.config import StaticEndpoint, Watching
@@ -66,8 +67,13 @@ async def test_an_unhealthy_endpoint_leaves_the_choice_and_says_why(
 ) -> None:
     bad, good = house.engine(), house.engine()
     await house.start(watching=OFTEN)
-    bad.default = how
-    await until(lambda: "e0" in house.core.statics.unhealthy())
+    with capture_logs() as lines:
+        bad.default = how
+        await until(lambda: "e0" in house.core.statics.unhealthy())
+        await until(lambda: lines)
+    (line,) = lines
+    assert (line["event"], line["endpoint"]) == ("static endpoint is unhealthy", "e0")
+    assert why in line["why"]
     for _ in range(6):
         assert (await house.ask()).status == 200
     assert (len(bad.chats()), len(good.chats())) == (0, 6)
@@ -75,8 +81,13 @@ async def test_an_unhealthy_endpoint_leaves_the_choice_and_says_why(
     assert why in shown["why"]
     wire = await house.wire()
     assert (await wire.get("/readyz", key=None)).status == 200  # the other one serves
-    bad.default = {}
-    await until(lambda: not house.core.statics.unhealthy())
+    with capture_logs() as lines:
+        bad.default = {}
+        await until(lambda: lines)
+    assert [(line["event"], line["endpoint"]) for line in lines] == [
+        ("static endpoint serves", "e0")
+    ]
+    assert not house.core.statics.unhealthy()
 
 
 async def test_without_any_healthy_endpoint_the_router_is_not_ready(house: House) -> None:
