@@ -42,6 +42,9 @@ class Key(BaseModel):
     id: str = Field(min_length=1, description="name in logs and metrics")
     secret: SecretStr = Field(description="what clients send")
     models: tuple[str, ...] | None = Field(None, description="allowed models; absent = every one")
+    weight: float = Field(
+        1.0, ge=0.01, le=100, description="turns of its requests while those of others wait too"
+    )
 
 
 class Timeouts(BaseModel):

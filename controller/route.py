@@ -48,7 +48,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
     """What one router process is told."""
     host, port = host_port(settings.listen)
     times, bounds = settings.timeouts, settings.limits
-    keys = (StaticKey(k.id, k.secret.get_secret_value(), k.models) for k in settings.keys)
+    keys = (StaticKey(k.id, k.secret.get_secret_value(), k.models, k.weight) for k in settings.keys)
     return RouterConfig(
         id=name,
         host=host,

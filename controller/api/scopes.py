@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from controller.api.errors import ApiError
 from controller.api.paging import Page, PageQuery, page
@@ -26,7 +26,7 @@ Fallback = Annotated[
 
 
 class ScopeView(Answer):
-    """A scope; keys: active ones directly in it."""
+    """A scope; keys: active ones directly in it; weight: of those at the top."""
 
     id: int
     kind: str
@@ -39,6 +39,7 @@ class ScopeView(Answer):
     created_at: str
     deleted_at: str | None = None
     fallback: list[str] | None = None
+    weight: float | None = None
 
 
 class ScopeDeleted(Answer):
@@ -70,11 +71,23 @@ class ScopeBody(Strict):
 
 
 class ChangeScopeBody(Strict):
-    """What is to be otherwise."""
+    """What is to be otherwise; what is absent stays."""
 
     fallback: Fallback | None = Field(
-        description="why another model may answer; []: never; null: not said here"
+        None, description="why another model may answer; []: never; null: not said here"
     )
+    weight: float | None = Field(
+        None,
+        ge=0.01,
+        le=100,
+        description="turns of all below it in a queue, for one of a scope of weight 1; null: 1",
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ChangeScopeBody:
+        if not self.model_fields_set:
+            raise ValueError("say what to change: fallback or weight")
+        return self
 
 
 class MoveBody(Strict):

@@ -9,15 +9,21 @@ import click
 from controller.cli.client import part
 from controller.cli.words import fallback as fallback_text
 from controller.cli.words import fallback_of, pairs, tags_of
+from controller.cli.words import weight as weight_text
 
 if TYPE_CHECKING:
     from controller.cli.session import Session
 
-COLUMNS = ("SCOPE", "KIND", "ID", "KEYS", "TAGS", "FALLBACK", "CREATED", "BY")
+COLUMNS = ("SCOPE", "KIND", "ID", "KEYS", "TAGS", "FALLBACK", "WEIGHT", "CREATED", "BY")
 KINDS = click.Choice(["org", "team", "user"])
 FALLBACK = (
     "Why another model may answer: some of unavailable,timeout,error,refusal; none; "
     "inherit: as what is above says, or the settings."
+)
+
+WEIGHT = (
+    "Turns of its requests while those of others wait too: with 2 twice as many as with 1. "
+    "Of scopes at the top, 0.01 to 100."
 )
 
 
@@ -41,7 +47,7 @@ def list_scopes(
     found = session.client.pages("/scopes", kind=kind, below=below, deleted=deleted)
     rows = (
         (s["path"], s["kind"] + (" (deleted)" if "deleted_at" in s else ""), s["id"], s["keys"],
-         pairs(s["tags"]), fallback_text(s), s["created_at"], s["created_by"])
+         pairs(s["tags"]), fallback_text(s), weight_text(s), s["created_at"], s["created_by"])
         for s in sorted(found, key=lambda s: s["path"])
     )  # fmt: skip
     empty = "No scopes. Make one with llmgwctl scopes create org NAME."
@@ -68,11 +74,17 @@ def create(
 
 @scopes.command()
 @click.argument("scope")
-@click.option("--fallback", required=True, help=FALLBACK)
+@click.option("--fallback", help=FALLBACK)
+@click.option("--weight", type=float, help=WEIGHT)
 @click.pass_obj
-def change(session: Session, scope: str, fallback: str) -> None:
+def change(session: Session, scope: str, fallback: str | None, weight: float | None) -> None:
     """Change what a scope says for all below it; every router knows it within two seconds."""
-    done = session.client.post(f"/scopes/{part(scope)}/change", {"fallback": fallback_of(fallback)})
+    body: dict[str, Any] = {} if weight is None else {"weight": weight}
+    if fallback is not None:
+        body["fallback"] = fallback_of(fallback)
+    if not body:
+        raise click.UsageError("say what to change: --fallback or --weight")
+    done = session.client.post(f"/scopes/{part(scope)}/change", body)
     session.out.show(done, lambda: f"Scope {done['path']} is changed.")
 
 

@@ -73,6 +73,11 @@ def fallback(thing: Mapping[str, Any]) -> str:
     return (",".join(thing["fallback"]) or "none") if "fallback" in thing else "-"
 
 
+def weight(scope: Mapping[str, Any]) -> str:
+    """Its turns for one of another; ``-`` where the scope at the top says it."""
+    return f"{scope['weight']:g}" if "weight" in scope else "-"
+
+
 def counts(by_word: Mapping[str, int]) -> str:
     """``3 ready, 1 lost``; ``none`` when empty."""
     return ", ".join(f"{n} {word}" for word, n in sorted(by_word.items())) or "none"

@@ -129,7 +129,9 @@ def static_keys(keys: Iterable[StaticKey]) -> dict[bytes, Key]:
     """Keys written into the configuration, hashed as the database's are."""
     return {
         sha256(key.secret.encode()).digest(): Key(
-            key.id, None if key.models is None else frozenset(key.models)
+            key.id,
+            None if key.models is None else frozenset(key.models),
+            weight=key.weight,
         )
         for key in keys
     }

@@ -102,6 +102,7 @@ class StaticKey:
     id: str
     secret: str
     models: tuple[str, ...] | None = None  # None = every model
+    weight: float = 1.0  # turns in a queue while others wait too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,10 @@ class Place(NamedTuple):
     org: int | None
     team: int | None
     user: int | None
+    weight: float
 
 
-NOWHERE = Place((), None, None, None, None)
+NOWHERE = Place((), None, None, None, None, 1.0)
 
 
 class KeyRows:
@@ -51,6 +52,7 @@ class KeyRows:
                 models,
                 moment,
                 place.tenant,
+                place.weight,
                 chain=place.chain,
                 org=place.org,
                 team=place.team,
@@ -69,12 +71,13 @@ class KeyRows:
     def _place(self, row: Mapping[str, Any]) -> Place:
         if not row["chain"]:
             return NOWHERE
-        chain = tuple(row["chain"])
+        chain, weight = tuple(row["chain"]), float(row["weight"])
 
         def made() -> Place:
-            return Place(chain, f"scope {chain[0]}", row["org_id"], row["team_id"], row["user_id"])
+            ids = row["org_id"], row["team_id"], row["user_id"]
+            return Place(chain, f"scope {chain[0]}", *ids, weight)
 
-        return self._once(("place", chain), made)
+        return self._once(("place", chain, weight), made)
 
     def _models(self, names: list[str] | None) -> frozenset[str] | None:
         if names is None:

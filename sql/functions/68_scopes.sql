@@ -78,8 +78,9 @@ begin
     return null;
 end $$;
 comment on function llmgw_core.scope_moved() is 'What stands above the keys below is another, or says something else: routers read these keys again. A name is nothing that they know.';
-create or replace trigger scope_moved after update of parent, deleted_at, fallback on llmgw_core.scope
-    for each row when (old.parent is distinct from new.parent or old.deleted_at is distinct from new.deleted_at or old.fallback is distinct from new.fallback)
+create or replace trigger scope_moved after update of parent, deleted_at, fallback, weight on llmgw_core.scope
+    for each row when (old.parent is distinct from new.parent or old.deleted_at is distinct from new.deleted_at or old.fallback is distinct from new.fallback
+        or old.weight is distinct from new.weight)
     execute function llmgw_core.scope_moved();
 
 create or replace function llmgw_core.scope_kept() returns trigger
@@ -114,6 +115,28 @@ begin
 end $$;
 comment on function llmgw.scope_create_v1(text, text, text, text, jsonb, text[]) is 'A new organisation, team or user, within a parent (id or path) or none; returns its id. fallback: reasons, {} for none, null: not said.';
 
+create or replace function llmgw_core.scope_weigh(p_id bigint, p_scope text, p_weight jsonb) returns void
+language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
+declare
+    wanted numeric;
+    top text;
+begin
+    select t.name into top from llmgw_core.scope_line l join llmgw_core.scope t on t.id = l.chain[1] where l.id = p_id and l.parent is not null;
+    if found then
+        raise exception 'scope % takes its turns as a part of %: only the scope at the top has a weight', p_scope, top using errcode = 'LG003',
+            hint = format('llmgwctl scopes change %s --weight N', top);
+    end if;
+    if jsonb_typeof(p_weight) = 'number' then
+        wanted := (p_weight #>> '{}')::numeric;
+    end if;
+    if jsonb_typeof(p_weight) not in ('number', 'null') or wanted not between 0.01 and 100 then
+        raise exception 'scope %: a weight is a number from 0.01 to 100, not %', p_scope, left(p_weight::text, 100) using errcode = 'LG003',
+            hint = 'who has weight 2 gets two turns for one of who has 1, while both wait';
+    end if;
+    update llmgw_core.scope s set weight = wanted where s.id = p_id;
+end $$;
+comment on function llmgw_core.scope_weigh(bigint, text, jsonb) is 'Sets the weight of a scope at the top of its tree; LG003 for another scope or no weight.';
+
 create or replace function llmgw.scope_change_v1(p_actor text, p_scope text, p_changes jsonb) returns bigint
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
@@ -124,11 +147,14 @@ begin
     if p_changes ? 'fallback' then
         update llmgw_core.scope s set fallback = llmgw_core.fallback_of('scope ' || p_scope, p_changes->'fallback') where s.id = number;
     end if;
+    if p_changes ? 'weight' then
+        perform llmgw_core.scope_weigh(number, p_scope, p_changes->'weight');
+    end if;
     perform llmgw_core.audited(p_actor, 'change', 'scope ' || number, p_changes);
     perform llmgw_core.notify('keys');
     return number;
 end $$;
-comment on function llmgw.scope_change_v1(text, text, jsonb) is 'Changes what is named: fallback (a list of reasons; null: not said here). The rest stays. Returns the id of the scope.';
+comment on function llmgw.scope_change_v1(text, text, jsonb) is 'Changes what is named: fallback (a list of reasons; null: not said here), weight (turns while others wait too; null: 1). The rest stays. Returns the id of the scope.';
 
 create or replace function llmgw.scope_move_v1(p_actor text, p_scope text, p_parent text) returns bigint
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$

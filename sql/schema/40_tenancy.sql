@@ -9,11 +9,13 @@ create table llmgw_core.scope (
     created_by text not null,
     created_at timestamptz not null default clock_timestamp(),
     deleted_at timestamptz,
-    fallback text[] constraint scope_fallback check (fallback <@ array['unavailable', 'timeout', 'error', 'refusal'] and cardinality(fallback) <= 4)
+    fallback text[] constraint scope_fallback check (fallback <@ array['unavailable', 'timeout', 'error', 'refusal'] and cardinality(fallback) <= 4),
+    weight real constraint scope_weight check (weight between 0.01 and 100)
 );
 create unique index scope_name on llmgw_core.scope (coalesce(parent, 0), name) where deleted_at is null;
 create index scope_parent on llmgw_core.scope (parent) where parent is not null;
 comment on column llmgw_core.scope.fallback is 'For which reasons another model may answer those below; {}: for none. Null: not said here.';
+comment on column llmgw_core.scope.weight is 'Turns that requests of all below it get in a queue, for one of a scope of weight 1; counts at the top of a tree only. Null: 1.';
 comment on table llmgw_core.scope is 'Organisations, teams and users: a tree in which a parent is always of a higher kind and levels may be left out. A deleted one stays, so that history keeps its name; names are unique within the parent among those that are not deleted. No name is a number: a scope is asked for by its id or its path.';
 
 create table llmgw_core.api_key (

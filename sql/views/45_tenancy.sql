@@ -5,13 +5,14 @@ select s.id, s.kind, s.name, s.parent, concat_ws('/', g.name, p.name, s.name) as
     case 'user' when s.kind then s.id end as user_id,
     coalesce(s.deleted_at, p.deleted_at, g.deleted_at) as deleted_at,
     coalesce(s.fallback, p.fallback, g.fallback) as fallback,
-    case when s.fallback is not null then s.kind when p.fallback is not null then p.kind when g.fallback is not null then g.kind end as fallback_by
+    case when s.fallback is not null then s.kind when p.fallback is not null then p.kind when g.fallback is not null then g.kind end as fallback_by,
+    coalesce(case when s.parent is null then s.weight when p.parent is null then p.weight else g.weight end, 1) as weight
 from llmgw_core.scope s left join llmgw_core.scope p on p.id = s.parent left join llmgw_core.scope g on g.id = p.parent;
-comment on view llmgw_core.scope_line is 'Each scope with what stands above it: its path, and the ids from the top (there are three levels at most). fallback is what the nearest says that says something, fallback_by its kind.';
+comment on view llmgw_core.scope_line is 'Each scope with what stands above it: its path, and the ids from the top (there are three levels at most). fallback is what the nearest says that says something, fallback_by its kind; weight is that of the top.';
 
 create or replace view llmgw_core.usable_key as
 select k.id, k.hash, k.models, extract(epoch from k.expires_at)::double precision as expires_at, l.chain, l.org_id, l.team_id, l.user_id, k.ips::text[] as ips, k.tags,
-    o.old_hashes, o.old_until, coalesce(k.fallback, l.fallback) as fallback, case when k.fallback is not null then 'key' else l.fallback_by end as fallback_by
+    o.old_hashes, o.old_until, coalesce(k.fallback, l.fallback) as fallback, case when k.fallback is not null then 'key' else l.fallback_by end as fallback_by, l.weight
 from llmgw_core.api_key k left join llmgw_core.scope_line l on l.id = k.scope_id,
     lateral (select array_agg(o.hash) as old_hashes, array_agg(extract(epoch from o.until)::double precision) as old_until
         from llmgw_core.api_key_old o where o.key_id = k.id and o.until > clock_timestamp()) o
@@ -21,9 +22,9 @@ comment on view llmgw_core.usable_key is 'Keys that are not revoked, expired one
 create or replace view llmgw.scopes as
 select l.id, l.kind, l.name, l.path, l.parent, s.tags,
     (select count(*) from llmgw_core.api_key k where k.scope_id = l.id and k.revoked_at is null and (k.expires_at is null or k.expires_at > clock_timestamp())) as keys,
-    s.created_by, s.created_at, l.deleted_at, s.fallback
+    s.created_by, s.created_at, l.deleted_at, s.fallback, case when l.parent is null then l.weight end as weight
 from llmgw_core.scope_line l join llmgw_core.scope s on s.id = l.id;
-comment on view llmgw.scopes is 'Organisations, teams and users, deleted ones too (deleted_at). keys counts the active ones directly in it; path is what people write, id never changes. fallback: for which reasons another model may answer ({}: none); null = not said here.';
+comment on view llmgw.scopes is 'Organisations, teams and users, deleted ones too (deleted_at). keys counts the active ones directly in it; path is what people write, id never changes. fallback: for which reasons another model may answer ({}: none); null = not said here. weight: turns of all below it while others wait too; null below the top, where the top''s counts.';
 
 create or replace view llmgw.keys as
 select k.id, k.name, k.models, k.created_by, k.created_at, k.expires_at, k.revoked_at,

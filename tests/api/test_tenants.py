@@ -143,6 +143,22 @@ async def test_C10_scopes_and_keys_say_when_to_fall_back(api):
     ]  # fmt: skip
 
 
+async def test_a_scope_at_the_top_says_how_many_turns_it_gets(api):
+    assert (await api.good("POST", "/scopes", {"kind": "org", "name": "acme"}))["weight"] == 1
+    await api.good("POST", "/scopes", {"kind": "team", "name": "ml", "parent": "acme"})
+    change = "/scopes/acme/change"
+    assert (await api.good("POST", change, {"weight": 0.3}))["weight"] == 0.3
+    assert (await api.good("POST", change, {"fallback": []}))["weight"] == 0.3
+    assert (await api.good("POST", change, {"weight": None}))["weight"] == 1
+    for wrong in (0, 0.001, 101, "much"):
+        assert "weight" in await api.bad(400, "POST", change, {"weight": wrong})
+    assert "say what to change" in await api.bad(400, "POST", change, {})
+    why = await api.bad(409, "POST", "/scopes/acme%2Fml/change", {"weight": 2})
+    assert "as a part of acme" in why
+    rows = await api.good("GET", "/scopes")
+    assert ["weight" in row for row in rows] == [True, False]
+
+
 async def test_a_password_is_kept_as_argon2id_and_shown_nowhere(api, pool):
     await api.good("POST", "/users", {"name": "ada", "password": PASSWORD})
     kept = await pool.fetchval("select password_hash from llmgw_core.person")

@@ -14,7 +14,17 @@ async def test_a_tree_is_made_moved_and_deleted(bare):
     key = json.loads(await bare.good("keys", "create", "k", "--scope", "acme/ml", "--json"))
     assert key["scope"] == "acme/ml"
     lines = (await bare.good("scopes")).splitlines()
-    assert lines[0].split() == ["SCOPE", "KIND", "ID", "KEYS", "TAGS", "FALLBACK", "CREATED", "BY"]
+    assert lines[0].split() == [
+        "SCOPE",
+        "KIND",
+        "ID",
+        "KEYS",
+        "TAGS",
+        "FALLBACK",
+        "WEIGHT",
+        "CREATED",
+        "BY",
+    ]
     assert [line.split()[:5] for line in lines[1:]] == [
         ["acme", "org", "1", "0", "cost=7"],
         ["acme/ml", "team", "2", "1", "-"],
@@ -63,6 +73,20 @@ async def test_C10_scopes_and_keys_say_when_to_fall_back(bare):
     assert row["fallback"] == ["error", "refusal"]
     wrong = await bare("keys", "change", number, "--fallback", "always")
     assert (wrong.code, "'unavailable', 'timeout'" in wrong.err) == (1, True)
+
+
+async def test_an_org_has_a_weight_and_what_is_below_has_not(bare):
+    await bare.good("scopes", "create", "org", "acme")
+    await bare.good("scopes", "create", "team", "acme/ml")
+    assert await bare.good("scopes", "change", "acme", "--weight", "2.5") == (
+        "Scope acme is changed.\n"
+    )
+    lines = (await bare.good("scopes")).splitlines()
+    assert [line.split()[6] for line in lines[1:]] == ["2.5", "-"]
+    wrong = await bare("scopes", "change", "acme/ml", "--weight", "2")
+    assert (wrong.code, "only the scope at the top has a weight" in wrong.err) == (1, True)
+    wrong = await bare("scopes", "change", "acme", "--weight", "0")
+    assert (wrong.code, "weight" in wrong.err) == (1, True)
 
 
 async def test_passwords_come_from_stdin_and_are_shown_nowhere(bare):

@@ -159,6 +159,15 @@ async def test_tenants_take_turns_whoever_came_first(full: Full) -> None:
     assert [name for name in full.served() if name[0] == "f"] == ["flood0", "flood1", "flood2"]
 
 
+async def test_a_tenant_of_twice_the_weight_gets_twice_the_turns(full: Full) -> None:
+    await full.start(keys=(KEYS[0], StaticKey("other", "sk-other", None, 2.0)))
+    await full.fill()
+    await full.queue(*(f"a{n}" for n in range(6)))
+    await full.queue(*(f"b{n}" for n in range(6)), headers=OTHER)
+    await full.next(6)
+    assert sorted(name[0] for name in full.served()[:6]) == ["a", "a", "b", "b", "b", "b"]
+
+
 async def test_batch_requests_wait_for_the_others_and_not_for_ever(full: Full) -> None:
     await full.start()
     await full.fill()

@@ -96,6 +96,8 @@ class Tenants:
         elif kind == "says" and connection is self.owner:
             said = self.random.choice(['{"fallback": null}', '{"fallback": []}', SAYS])
             place = self.random.choice(["a", "b", "a/t", "b/t"])
+            if "/" not in place:
+                said = self.random.choice([said, '{"weight": 0.3}', '{"weight": 7}'])
             connection.execute("select llmgw.scope_change_v1('t', %s, %s::jsonb)", (place, said))
         elif kind == "says":
             connection.execute("select llmgw.key_change_v1('t', %s, %s::jsonb)", (name, SAYS))

@@ -126,12 +126,13 @@ def test_the_unknown_are_forgotten_and_never_many(monkeypatch: pytest.MonkeyPatc
 def row(identity: str, **fields: Any) -> dict[str, Any]:
     """A row of usable_key."""
     names = ("models", "expires_at", "chain", "org_id", "team_id", "user_id", "ips", "tags",
-             "old_hashes", "old_until", "fallback", "fallback_by")  # fmt: skip
+             "old_hashes", "old_until", "fallback", "fallback_by", "weight")  # fmt: skip
     return {"id": identity, "hash": digest(identity), **dict.fromkeys(names), **fields}
 
 
 def test_a_row_is_a_key_for_each_of_its_secrets() -> None:
-    fields = {"chain": [3, 7], "org_id": 3, "user_id": 7, "tags": {"app": "x"}, "ips": ["::1/128"]}
+    fields = {"chain": [3, 7], "org_id": 3, "user_id": 7, "tags": {"app": "x"},
+              "ips": ["::1/128"], "weight": 2.5}  # fmt: skip
     olds = {"old_hashes": [digest("one"), digest("two")], "old_until": [50.0, 99.0]}
     found = KeyRows().secrets_of(row("k", expires_at=70.0, models=["m"], **fields, **olds))
     assert {name: key.expires_at for name, key in found.items()} == {
@@ -141,7 +142,7 @@ def test_a_row_is_a_key_for_each_of_its_secrets() -> None:
     }
     key = found[digest("k")]
     assert (key.chain, key.org, key.team, key.user) == ((3, 7), 3, None, 7)
-    assert (key.tenancy, key.tags, key.models) == (("scope 3", 1.0), {"app": "x"}, {"m"})
+    assert (key.tenancy, key.tags, key.models) == (("scope 3", 2.5), {"app": "x"}, {"m"})
     assert key.networks == (ip_network("::1/128"),)
     assert key.fallback is None
     said = KeyRows().secrets_of(row("k", fallback=[], fallback_by="team"))[digest("k")]
@@ -152,7 +153,13 @@ def test_a_row_is_a_key_for_each_of_its_secrets() -> None:
 
 def test_what_keys_have_in_common_is_there_once() -> None:
     rows = KeyRows()
-    fields: dict[str, Any] = {"chain": [3], "org_id": 3, "tags": {"a": "b"}, "models": ["m"]}
+    fields: dict[str, Any] = {
+        "weight": 1.0,
+        "chain": [3],
+        "org_id": 3,
+        "tags": {"a": "b"},
+        "models": ["m"],
+    }
     one, two = (rows.secrets_of(row(name, **fields))[digest(name)] for name in ("a", "b"))
     assert one.chain is two.chain
     assert one.tags is two.tags
