@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import tomllib
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from controller.allowances import Allowances
 from controller.catalog.faults import explain
 from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic reads them
-from controller.router.config import StaticEndpoint
+from controller.endpoint import endpoint
 from sql.settings import DatabaseSettings, url_from_environment
 
 if TYPE_CHECKING:
@@ -226,8 +227,9 @@ class Settings(BaseModel):
     @field_validator("endpoints")
     @classmethod
     def _endpoints(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        for value in values:
-            endpoint(value)
+        twice = [name for name, n in Counter(endpoint(v).id for v in values).items() if n > 1]
+        if twice:
+            raise ValueError(f"the id {twice[0]!r} is used twice: give each endpoint its own")
         return values
 
     @field_validator("access_log")
@@ -263,41 +265,6 @@ def host_port(value: str) -> tuple[str, int]:
     if not (colon and port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ValueError(f'{value!r} is not host:port, as "0.0.0.0:8080" or ":8080"')
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - ":8080" means every address
-
-
-def endpoint(text: str) -> StaticEndpoint:
-    """`id=URL[=model[,model]][;depth=N][;weight=W]`; ValueError for anything else."""
-    told, *options = text.split(";")
-    name, _, rest = told.partition("=")
-    url, named, models = rest.rpartition("=")
-    if not named:
-        url, models = rest, ""
-    found = tuple(model for model in models.split(",") if model)
-    if not (name and url.startswith("http://") and bool(named) == bool(found)):
-        raise ValueError(
-            f"{text!r} is not id=URL=model[,model], as a=http://10.0.0.7:8000=llama, nor id=URL "
-            "for the models that it lists itself"
-        )
-    depth, weight = None, 1.0
-    for option in options:
-        word, _, value = option.partition("=")
-        if word == "depth" and value.isascii() and value.isdigit() and 0 < int(value) < 10**9:
-            depth = int(value)
-        elif word == "weight" and _is_weight(value):
-            weight = float(value)
-        else:
-            raise ValueError(
-                f"{text!r}: {option!r} is not understood: depth is how many requests it gets at "
-                "once, as ;depth=32; weight its share against others, 0.01 to 100, as ;weight=2"
-            )
-    return StaticEndpoint(name, url, found, depth, weight)
-
-
-def _is_weight(text: str) -> bool:
-    try:
-        return 0.01 <= float(text) <= 100
-    except ValueError:
-        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from controller import __version__
-from controller.config import endpoint, host_port
+from controller.config import host_port
+from controller.endpoint import endpoint
 from controller.router.access_log import STDOUT
 from controller.router.breaker import BreakerRules
 from controller.router.config import (

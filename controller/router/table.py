@@ -77,8 +77,16 @@ def parse_endpoint(url: str) -> Endpoint:
         raise ValueError(f"endpoint {url!r}: engines are reached over http://, not {parts.scheme}")
     if not parts.hostname:
         raise ValueError(f"endpoint {url!r} names no host: write http://host:port")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError(f"endpoint {url!r}: only http://host:port and a path are understood")
+    try:
+        port = 80 if parts.port is None else parts.port
+    except ValueError:
+        port = 0
+    if not port:
+        raise ValueError(f"endpoint {url!r}: its port is no number from 1 to 65535")
     base = parts.path.rstrip("/").removesuffix("/v1")
-    return Endpoint(parts.hostname, parts.port or 80, base.encode())
+    return Endpoint(parts.hostname, port, base.encode())
 
 
 def from_rows(

@@ -20,7 +20,6 @@ from controller.config import (
     BadConfig,
     Settings,
     child_environment,
-    endpoint,
     host_port,
     is_loopback,
     load,
@@ -28,6 +27,7 @@ from controller.config import (
     runtime_dir,
     shown,
 )
+from controller.endpoint import endpoint
 from controller.route import router_config
 from controller.router.config import StaticEndpoint
 from tests.certificates import certificate
@@ -247,11 +247,17 @@ def test_every_setting_says_what_it_is_for(form):
     assert {name: f.description for name, f in form.model_fields.items() if not f.description} == {}
 
 
+def test_an_id_of_two_endpoints_is_refused(of):
+    with pytest.raises(BadConfig, match="the id 'a' is used twice"):
+        of('endpoints = ["a=http://h:1=m", "a=http://h:2=m"]\n')
+
+
 def test_endpoints():
     found = endpoint("a=http://10.0.0.7:8000=llama,big")
     assert (found.id, found.url, found.models) == ("a", "http://10.0.0.7:8000", ("llama", "big"))
-    # A query in the URL holds "=" too.
-    assert endpoint("a=http://h/?x=1=m").url == "http://h/?x=1"
+    # A path in the URL may hold "=" too.
+    assert endpoint("a=http://h/x=1=m").url == "http://h/x=1"
+    assert endpoint("a=http://h=m,n,m").models == ("m", "n")
     assert found.depth is None
     assert endpoint("a=http://h:1=m,n;depth=32") == StaticEndpoint(
         "a", "http://h:1", ("m", "n"), 32

@@ -8,7 +8,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from controller.config import endpoint
+from controller.endpoint import endpoint
 from controller.router.config import StaticEndpoint, Watching
 from controller.router.inquiry import Reply, Unanswered
 from controller.router.statics import Static, listed
@@ -171,4 +171,19 @@ def test_endpoints_as_they_are_written(text: str, entry: StaticEndpoint) -> None
 )  # fmt: skip
 def test_endpoints_that_are_wrong_are_named(text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("?", ".")):
+        endpoint(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("a=http://h:99999=m", "no number from 1 to 65535"), ("a=http://h:0=m", "no number from 1"),
+     ("a=http://h:x=m", "no number from 1"), ("a=http://me:secret@h:1=m", "only http://host:port"),
+     ("a=http://h:1?x=y=m", "only http://host:port"), ("a=http://=m", "names no host"),
+     ("a=https://h:1=m", "over http://, not https"),
+     ("12=http://h:1=m", "no id"), ("a b=http://h:1=m", "no id"), ("ä=http://h:1=m", "no id")],
+)  # fmt: skip
+def test_endpoints_that_could_never_serve_are_refused_before_a_process_starts(
+    text: str, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
         endpoint(text)
