@@ -72,6 +72,8 @@ class Admission(Waiters):
         if line is None:
             line = self._lines[attempts.serving] = Line(attempts.serving)
         now = time.monotonic()
+        if not line.queue:
+            line.pace.start(now)  # before it is asked: an idle hour is no slow hour
         kind, tenant = KINDS[request.priority], attempts.key.tenancy
         due_s = line.pace.seconds(line.queue.place(kind, tenant), now)
         if due_s is not None and due_s > wait_s:
@@ -79,8 +81,6 @@ class Admission(Waiters):
             return errors.overloaded(line.model, due_s, wait_s, again_s)
         if not self._makes_room(line, attempts, kind, tenant):
             return errors.queue_full(line.model, self._again(due_s))
-        if not line.queue:
-            line.pace.start(now)
         line.queue.push(attempts, kind, tenant)
         self._take(attempts, wait_s, now)
         self._core.fleet.room = self.room

@@ -15,17 +15,20 @@ ENOUGH = 10
 class Pace:
     """One queue's. All moments are seconds of one monotonic clock."""
 
-    __slots__ = ("_at", "_seen", "_served", "_time")
+    __slots__ = ("_at", "_seen", "_served", "_time", "_took_at")
 
     def __init__(self) -> None:
         self._at = 0.0
+        self._took_at = 0.0
         self._seen = 0
         self._served = 0.0
         self._time = 0.0
 
     def start(self, now: float) -> None:
-        """The queue was empty and is no more. What is older than the window says nothing now."""
-        if now - self._at > WINDOW_S:
+        """Nothing waited until now: that time does not count, and turns older than the window say
+        nothing. Who is refused for them waits for nothing, so no newer ones would ever be seen.
+        """
+        if now - self._took_at > WINDOW_S:
             self._seen, self._served, self._time = 0, 0.0, 0.0
         self._at = now
 
@@ -34,7 +37,7 @@ class Pace:
         self._served, self._time = self._aged(now)
         self._served += 1
         self._seen += 1
-        self._at = now
+        self._at = self._took_at = now
 
     def seconds(self, turns: float, now: float) -> float | None:
         """How long so many turns take, while something waits; None as long as nobody knows."""

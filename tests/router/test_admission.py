@@ -262,6 +262,21 @@ async def test_A34_who_cannot_make_its_deadline_at_the_pace_of_now_is_refused_at
     )  # its turn is before b's
 
 
+async def test_A34_an_idle_time_is_no_slow_pace_and_refuses_nobody(full: Full) -> None:
+    await full.start()
+    await full.fill()
+    (first,) = await full.queue("a")
+    pace = full.house.core.admission._lines["m"].pace
+    await full.next()
+    now = time.monotonic()
+    pace.start(now - 260.0 - ENOUGH)
+    for turn in range(ENOUGH):  # one turn in a second, four minutes ago
+        pace.took(now - 260.0 + turn)
+    await full.queue("b", headers={"x_llmgw_wait": "3"})
+    full.engine.release(2)
+    assert await answered(first) == [200]
+
+
 async def test_A35_a_stream_that_waits_is_silent_then_kept_alive_and_goes_on(full: Full) -> None:
     await full.start(timeouts=Timeouts(comment_s=0.05))
     await full.fill()

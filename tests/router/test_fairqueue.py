@@ -176,3 +176,18 @@ def test_pace_is_unknown_then_measured_then_slower_in_a_stall() -> None:
     assert pace.seconds(10, now + WINDOW_S / 2) == pytest.approx(5.0, rel=0.2)
     pace.start(now + 3 * WINDOW_S)
     assert pace.seconds(1, now + 3 * WINDOW_S) is None
+
+
+def test_a_pace_is_forgotten_although_all_who_come_are_refused_for_it() -> None:
+    pace = Pace()
+    pace.start(0.0)
+    for turn in range(1, ENOUGH + 1):
+        pace.took(60.0 * turn)
+    last = 60.0 * ENOUGH
+    for second in range(int(WINDOW_S)):  # one comes every second, and waits for nothing
+        pace.start(last + second)
+        told = pace.seconds(1, last + second)
+        assert told is not None
+        assert told > 20
+    pace.start(last + WINDOW_S + 1)
+    assert pace.seconds(1, last + WINDOW_S + 1) is None
