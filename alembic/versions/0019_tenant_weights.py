@@ -1,11 +1,11 @@
-"""Weights of tenants: applies sql/migrations/0018_tenant_weights.sql."""
+"""Weights of tenants: applies sql/migrations/0019_tenant_weights.sql."""
 
 from __future__ import annotations
 
 from sql.revision import apply
 
-revision = "0018"
-down_revision = "0017"
+revision = "0019"
+down_revision = "0018"
 
 
 def upgrade() -> None:
