@@ -95,6 +95,16 @@ class Traffic:
     def failures(self) -> list[Sent]:
         return [sent for sent in self.sent if sent.failed]
 
+    def later(self) -> Sent:
+        """A request that begins after this call, when it is over."""
+        now = time.monotonic()
+        while time.monotonic() < now + PATIENCE_S:
+            for sent in self.sent:
+                if sent.at > now:
+                    return sent
+            time.sleep(self.pace_s)
+        raise AssertionError("no more requests are sent")
+
     def all_answered(self, at_least: int = 20) -> None:
         """No request failed, and there were enough to mean something."""
         assert not self.failures, f"{len(self.failures)} of {len(self.sent)}: {self.failures[:5]}"
