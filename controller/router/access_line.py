@@ -15,16 +15,24 @@ if TYPE_CHECKING:
 _FORMAT = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
 
 
-def line(entry: Entry, sent: int, wall: float) -> bytes:
-    """One line. `wall` makes unix seconds of this machine of monotonic ones: the time of rows that
-    ended before the database's clock was known, and of static mode, which has no database."""
+def line(entry: Entry, sent: int, at: float) -> bytes:
+    """One line. `at`: when it ended, in unix seconds; `sent`: bytes of the answer."""
     row, replica, client, received = entry
+    try:
+        return _line(row, replica, client, received, sent, at)
+    except (TypeError, ValueError):  # something of it can be no JSON (case B20)
+        return _line(row.cleaned(), replica, client, received, sent, at)
+
+
+def _line(
+    row: UsageRow, replica: str | None, client: str, received: int, sent: int, at: float
+) -> bytes:
     (  # by name, one by one, it would take half as long again
         _, key, asked, model, _, endpoint, outcome, status, stream, tokens, ttft_s, total_s,
-        attempts, code, request_id, ended, queue_s, at, _, _, _, _,
+        attempts, code, request_id, _, queue_s, _, _, _, _, _,
     ) = row  # fmt: skip
     document = {
-        "time": datetime.fromtimestamp(ended + wall if at is None else at, UTC),
+        "time": datetime.fromtimestamp(at, UTC),
         "request_id": request_id.decode("latin-1"),
         "key": key,
         "client": client,

@@ -9,14 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from controller.router.access_line import line
 from controller.router.access_log import LINES, AccessLog, Sink, parts
 from controller.router.stats import Stats
+from controller.router.tokens import Tokens
+from controller.router.usage import UsageRow
 from tests.router.wire import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.router.conftest import House
+
+
+ROW = UsageRow(
+    1, "k", "m", "m", None, "chat.completions", "ok", 200, False, Tokens(7, 2), None, 0.00123, 1,
+    None, b"r-1", 10.0, None, None,
+)  # fmt: skip
 
 
 def told(path: Path) -> list[dict[str, Any]]:
@@ -118,10 +127,16 @@ def test_what_cannot_be_written_is_counted_and_raises_nothing(tmp_path: Path) ->
 def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
     stats = Stats()
     log = AccessLog(str(tmp_path / "log"), 1.0, Random(1), stats)
-    entry: Any = ()
     for _ in range(LINES + 7):
-        log.add(entry, 0)
+        log.add((ROW, "e1", "127.0.0.1:1", 5), 0)
     assert stats.counts == {"access_log_lines_lost": 7}
+
+
+def test_B20_what_can_be_no_json_is_told_without_it() -> None:
+    row = ROW._replace(error_code="half \ud800 of a letter", endpoint="chat")
+    told = json.loads(line((row, "e1", "127.0.0.1:1", 5), 9, 1764489600.123))
+    assert told["error_code"] == "half ? of a letter"
+    assert (told["time"], told["total_ms"]) == ("2025-11-30T08:00:00.123000Z", 1.2)
 
 
 @pytest.mark.parametrize("most", [1, 10, 4096])
