@@ -86,27 +86,28 @@ class Tenancy:
         route, asked = exchange.route, exchange.asked
         assert route is not None
         assert asked is not None
-        amounts: dict[Kind, int] | None = None
+        bounds = tuple([b for b in bounds if b.model is None or b.model == model])
+        if not bounds:
+            return []
+        prompt, completion = most_tokens(route, asked, self._core.config.limits.answer_tokens)
+        cost = most_cost(self._prices_of(model), prompt, completion)
         needs = []
         for bound in bounds:
-            if bound.model is not None and bound.model != model:
-                continue
-            if amounts is None:
-                tokens = most_tokens(route, asked, self._core.config.limits.answer_tokens)
-                cost = most_cost(self._prices_of(model), *tokens)
-                amounts = {
-                    Kind.REQUESTS: 1,
-                    Kind.SLOTS: 1,
-                    Kind.TOKENS: sum(tokens),
-                    Kind.MONEY: cost,
-                }
-            needs.append(Need(bound, self.bounds.allowance(bound), amounts[bound.kind]))
+            amount = 1
+            if bound.kind is Kind.MONEY:
+                amount = cost
+            elif bound.kind is Kind.TOKENS:
+                amount = prompt + completion
+            needs.append(Need(bound, self.bounds.allowance(bound), amount))
         return needs
 
     def _prices_of(self, model: str) -> list[Price]:
         """Of the model and of those that may answer in its stead."""
-        names = [model, *fallbacks.chain(model, self._core.fleet.names)]
-        return [self.prices.get(name, UNPRICED) for name in names]
+        names = self._core.fleet.names
+        known, price = names.get(model), self.prices.get(model, UNPRICED)
+        if known is None or not known.fallbacks:
+            return [price]
+        return [price, *[self.prices.get(n, UNPRICED) for n in fallbacks.chain(model, names)]]
 
     def _try(self, exchange: Intake, reservation: Reservation) -> ApiError | bool:
         now = time.monotonic()
