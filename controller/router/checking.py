@@ -25,7 +25,7 @@ def admit(
     if isinstance(route, ApiError):
         return route
     key = keys.find(request.authorization, address) if route.needs_key else None
-    if isinstance(key, ApiError | bytes):
+    if isinstance(key, (ApiError, bytes)):
         return key
     if request.coding and request.coding not in request_body.CODINGS:
         return errors.invalid(

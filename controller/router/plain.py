@@ -127,6 +127,9 @@ class UnzippedStream(StreamRelay):
         return out
 
 
+_JSON = b"application/json"
+
+
 def whole(
     head: Head, body: bytes, request_id: bytes, *, close: bool, extra: Pairs = ()
 ) -> bytes | None:
@@ -136,7 +139,9 @@ def whole(
     as much.
     """
     status, _, length, kind, coding = head
-    if status != 200 or length is None or coding or b"json" not in kind:
+    if status != 200 or length is None or coding:
+        return None
+    if kind != _JSON and b"json" not in kind:
         return None
     framing = b"content-length: %d" % length
     return head_bytes(head, request_id, framing, close=close, extra=extra) + body

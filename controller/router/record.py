@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,13 +23,16 @@ NO_SCOPES = (None, None, None)
 log = structlog.get_logger(__name__)
 
 
-class Ending(NamedTuple):
+class Ending:
     """How it ended."""
 
-    outcome: str  # ok, error, client_closed, partial
-    http_status: int  # what the client saw; 499: it saw nothing
-    code: str | None
-    tokens: Tokens
+    __slots__ = ("code", "http_status", "outcome", "tokens")
+
+    def __init__(self, outcome: str, http_status: int, code: str | None, tokens: Tokens) -> None:
+        self.outcome = outcome  # ok, error, client_closed, partial
+        self.http_status = http_status  # what the client saw; 499: it saw nothing
+        self.code = code
+        self.tokens = tokens
 
 
 def record(core: Core, exchange: Exchange, ending: Ending) -> None:

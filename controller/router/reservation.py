@@ -39,25 +39,28 @@ class Price(NamedTuple):
 UNPRICED = Price()
 
 
-class Need(NamedTuple):
-    """What a request takes of one bound, in which minute where that matters."""
+class Need:
+    """What a request takes of one bound."""
 
-    bound: Bound
-    allowance: Allowance
-    amount: int
+    __slots__ = ("allowance", "amount", "bound", "minute")
+
+    def __init__(self, bound: Bound, allowance: Allowance, amount: int) -> None:
+        self.bound = bound
+        self.allowance = allowance
+        self.amount = amount
+        self.minute = 0  # in which it was taken, where that matters
 
 
 class Reservation:
     """What one request has reserved, or waits for."""
 
-    __slots__ = ("limited", "minutes", "needs", "taken", "wants")
+    __slots__ = ("limited", "needs", "taken", "wants")
 
     def __init__(self, needs: list[Need]) -> None:
         self.needs = needs
         self.limited = any(need.bound.kind is not Kind.MONEY for need in needs)
         self.taken = False
         self.wants: list[Need] = []  # what it waits for
-        self.minutes: list[int] = []
 
     def lacking(self, now: float) -> list[Need]:
         return [need for need in self.needs if need.allowance.lacks(need.amount, now)]
@@ -66,7 +69,7 @@ class Reservation:
         """All of it is there."""
         for need in self.needs:
             need.allowance.take(need.amount)
-        self.minutes = [need.allowance.minute for need in self.needs]
+            need.minute = need.allowance.minute
         self.taken = True
 
     def want(self) -> None:

@@ -169,15 +169,21 @@ class Tenancy:
             return
         route, tokens, attempts = exchange.route, ending.tokens, exchange.attempts
         sent = attempts is not None and attempts.count > 0
-        came_to = {Kind.REQUESTS: int(sent), Kind.SLOTS: 0, Kind.TOKENS: 0, Kind.MONEY: 0}
+        used = cost = 0
         if ending.outcome != "error" and route is not None and route.name not in FREE_ROUTES:
-            came_to[Kind.TOKENS] = (tokens.prompt or 0) + (tokens.completion or 0)
+            used = (tokens.prompt or 0) + (tokens.completion or 0)
             if attempts is not None:
-                price = self.prices.get(attempts.serving, UNPRICED)
-                came_to[Kind.MONEY] = cost_of(price, tokens)
+                cost = cost_of(self.prices.get(attempts.serving, UNPRICED), tokens)
         heavy = False
-        for need, minute in zip(reservation.needs, reservation.minutes, strict=True):
-            need.allowance.settle(need.amount, came_to[need.bound.kind], minute)
+        for need in reservation.needs:
+            came_to, kind = 0, need.bound.kind
+            if kind is Kind.MONEY:
+                came_to = cost
+            elif kind is Kind.TOKENS:
+                came_to = used
+            elif kind is Kind.REQUESTS:
+                came_to = int(sent)
+            need.allowance.settle(need.amount, came_to, need.minute)
             heavy = heavy or need.allowance.heavy
         if heavy:
             self.heavy()

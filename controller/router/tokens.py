@@ -48,6 +48,13 @@ def read_usage(usage: Any) -> Tokens:
         return UNKNOWN
     get = usage.get
     prompt, completion = get("prompt_tokens"), get("completion_tokens")
+    if (
+        prompt is not None
+        and completion is not None
+        and len(usage) == 3
+        and "total_tokens" in usage
+    ):
+        return Tokens(_count(prompt), _count(completion))  # what many answers tell, and no more
     if prompt is not None and usage.keys() <= _USUAL and not get("prompt_tokens_details"):
         return Tokens(_count(prompt), _count(completion))
     prompt = _first(prompt, get("input_tokens"))
@@ -84,7 +91,11 @@ def _count(value: Any) -> int | None:
 
 
 def _first(*values: Any) -> int | None:
-    return next((count for value in values if (count := _count(value)) is not None), None)
+    for value in values:
+        count = _count(value)
+        if count is not None:
+            return count
+    return None
 
 
 def _detail(usage: dict[str, Any], holders: tuple[str, ...], name: str) -> Any:

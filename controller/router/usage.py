@@ -71,7 +71,7 @@ class UsageRow(NamedTuple):
             data = orjson.dumps(self.as_values())
         except (TypeError, ValueError):
             return None
-        return data.replace(b"\\u0000", b"\\ufffd") if b"\\u0000" in data else data
+        return data if data.rfind(b"\\u0000") < 0 else data.replace(b"\\u0000", b"\\ufffd")
 
     def cleaned(self) -> UsageRow:
         """The same row of values that can be rendered, marked as degraded (case B20)."""
