@@ -6,13 +6,10 @@ Another replica may take the request over; else the client gets these very bytes
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from controller.router.errors import BUSY_S
+from controller.router.relay import Head
 from controller.router.verdict import BUSY, judge
-
-if TYPE_CHECKING:
-    from controller.router.relay import Head
 
 HELD_BYTES = 65_536
 """An error is a few hundred bytes; what is longer is passed on as it comes."""
@@ -53,7 +50,8 @@ class Held:
             return self._head
         headers = [pair for pair in self._head.headers if pair[0] != b"retry-after"]
         headers.append((b"retry-after", b"%d" % (self.retry_after_s or BUSY_S)))
-        return self._head._replace(headers=headers)
+        head = self._head
+        return Head(head.status, headers, head.length, head.kind, head.coding)
 
 
 def _seconds(value: bytes) -> int | None:

@@ -138,12 +138,11 @@ def whole(
     None when a relay has to look at it. Most plain answers come so, and a relay costs three times
     as much.
     """
-    status, _, length, kind, coding = head
-    if status != 200 or length is None or coding:
+    if head.status != 200 or head.length is None or head.coding:
         return None
-    if kind != _JSON and b"json" not in kind:
+    if head.kind != _JSON and b"json" not in head.kind:
         return None
-    framing = b"content-length: %d" % length
+    framing = b"content-length: %d" % head.length
     return head_bytes(head, request_id, framing, close=close, extra=extra) + body
 
 
@@ -153,7 +152,7 @@ def _is_json(head: Head) -> bool:
 
 def _decoded(head: Head) -> Head:
     kept = [pair for pair in head.headers if pair[0] != b"content-encoding"]
-    return head._replace(headers=kept, coding=b"")
+    return Head(head.status, kept, head.length, head.kind)
 
 
 def open_relay(head: Head, wish: Wish, limits: Limits) -> PlainRelay | StreamRelay:

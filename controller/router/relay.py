@@ -41,14 +41,24 @@ HELD_BYTES = 16_384
 Pairs = tuple[tuple[bytes, bytes], ...]
 
 
-class Head(NamedTuple):
+class Head:
     """The head of an engine's answer; `length` None when framed by chunks or by the close."""
 
-    status: int
-    headers: Headers
-    length: int | None
-    kind: bytes = b""  # the content type
-    coding: bytes = b""  # the content encoding
+    __slots__ = ("coding", "headers", "kind", "length", "status")
+
+    def __init__(
+        self,
+        status: int,
+        headers: Headers,
+        length: int | None,
+        kind: bytes = b"",
+        coding: bytes = b"",
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.length = length
+        self.kind = kind  # the content type
+        self.coding = coding  # the content encoding
 
 
 class Wish(NamedTuple):
