@@ -74,9 +74,8 @@ def _completed(route: Route, asked: Asked, told: Tokens, made: int | None) -> To
 def prompt_tokens(body: bytes) -> int:
     """About so many tokens are in a JSON request."""
     size = len(body)
-    if body.rfind(_MAY_BE_MEDIA) < 0:  # a fifth of the time that `find` takes
-        return -(-size // BYTES_PER_TOKEN)
-    for opening in _MEDIA:
+    # One look for what all begin with; `rfind` takes a fifth of the time that `find` does.
+    for opening in _MEDIA if body.rfind(_MAY_BE_MEDIA) >= 0 else ():
         at = body.find(opening)
         for _ in range(MOST_MEDIA):
             if at < 0:

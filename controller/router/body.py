@@ -18,7 +18,7 @@ import zstandard
 from controller.router.errors import ApiError, invalid, too_large
 from controller.router.multipart import find_fields
 from controller.router.names import rename
-from controller.router.unzip import MOST_MEMBERS
+from controller.router.unzip import MOST_MEMBERS, decompressor
 
 CODINGS = frozenset((b"gzip", b"x-gzip", b"zstd", b"deflate"))
 MOST_DEPTH = 254
@@ -182,9 +182,7 @@ def inflate(coding: bytes, data: bytes, limit: int) -> bytes | ApiError:
 def _unzip(coding: bytes, data: bytes, limit: int) -> bytes:
     decoded = b""
     for _ in range(MOST_MEMBERS):
-        machine = zlib.decompressobj(
-            zlib.MAX_WBITS if coding == b"deflate" else zlib.MAX_WBITS | 16
-        )
+        machine = decompressor(coding)
         decoded += machine.decompress(data, limit + 1 - len(decoded))
         data = machine.unused_data
         if len(decoded) > limit or (machine.eof and not data):

@@ -78,9 +78,9 @@ def unavailable(status: int) -> ApiError:
 
 def headers(reservation: Reservation, now: float) -> tuple[Header, ...]:
     """`x-ratelimit-{limit,remaining,reset}-*` of whichever bound is nearest to its end."""
-    told: list[Header] = []
-    if not reservation.limited:
+    if all(need.bound.kind is Kind.MONEY for need in reservation.needs):
         return ()
+    told: list[Header] = []
     for kind, name in _HEADERS:
         found = [n.allowance for n in reservation.needs if n.bound.kind is kind]
         if found:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from controller.router.allowance import Kind
 from controller.router.bill import prompt_tokens
 
 if TYPE_CHECKING:
@@ -54,11 +53,10 @@ class Need:
 class Reservation:
     """What one request has reserved, or waits for."""
 
-    __slots__ = ("limited", "needs", "taken", "wants")
+    __slots__ = ("needs", "taken", "wants")
 
     def __init__(self, needs: list[Need]) -> None:
         self.needs = needs
-        self.limited = any(need.bound.kind is not Kind.MONEY for need in needs)
         self.taken = False
         self.wants: list[Need] = []  # what it waits for
 

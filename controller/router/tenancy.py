@@ -103,11 +103,8 @@ class Tenancy:
 
     def _prices_of(self, model: str) -> list[Price]:
         """Of the model and of those that may answer in its stead."""
-        names = self._core.fleet.names
-        known, price = names.get(model), self.prices.get(model, UNPRICED)
-        if known is None or not known.fallbacks:
-            return [price]
-        return [price, *[self.prices.get(n, UNPRICED) for n in fallbacks.chain(model, names)]]
+        names = [model, *fallbacks.chain(model, self._core.fleet.names)]
+        return [self.prices.get(name, UNPRICED) for name in names]
 
     def _try(self, exchange: Intake, reservation: Reservation) -> ApiError | bool:
         now = time.monotonic()

@@ -12,14 +12,19 @@ MOST_MEMBERS = 64
 """A gzip text may be several in a row (RFC 1952 2.2); each costs a copy of what follows it."""
 
 
+def decompressor(coding: bytes) -> zlib._Decompress:
+    """For one member, or for a zlib stream."""
+    return zlib.decompressobj(zlib.MAX_WBITS if coding == b"deflate" else zlib.MAX_WBITS | 16)
+
+
 class Unzip:
     """Decodes one answer that comes in pieces."""
 
-    __slots__ = ("_machine", "_wrapped", "failed")
+    __slots__ = ("_coding", "_machine", "failed")
 
     def __init__(self, coding: bytes) -> None:
-        self._wrapped = zlib.MAX_WBITS if coding == b"deflate" else zlib.MAX_WBITS | 16
-        self._machine = zlib.decompressobj(self._wrapped)
+        self._coding = coding
+        self._machine = decompressor(coding)
         self.failed = False
 
     @property
@@ -34,7 +39,7 @@ class Unzip:
             if not data or self.failed:
                 break
             if self._machine.eof:
-                self._machine = zlib.decompressobj(self._wrapped)
+                self._machine = decompressor(self._coding)
             try:
                 plain += self._machine.decompress(data, MOST_BYTES + 1 - len(plain))
             except zlib.error:

@@ -220,19 +220,13 @@ class UpstreamConnection(Connection):
             self._sent_at = 0.0
         if self._complete:
             self._release()
-        elif body or self._is_frugal(len(data)):
-            if body:
-                self._framing = 0
-            self._progress(head, body)
         else:
-            self._fail(Cause.NOT_HTTP)
-            return
+            self._framing = 0 if body else self._framing + len(data)
+            if self._framing > MOST_FRAMING:
+                self._fail(Cause.NOT_HTTP)
+                return
+            self._progress(head, body)
         owner.on_answer(head, body, complete=self._complete)
-
-    def _is_frugal(self, received: int) -> bool:
-        """Whether so many bytes more without a body are borne."""
-        self._framing += received
-        return self._framing <= MOST_FRAMING
 
     def _progress(self, head: Head | None, body: bytes) -> None:
         """What an engine says in comments of its stream is no progress: one whose model hangs

@@ -54,6 +54,16 @@ def key(
     return call(fleet, "llmgw.key_create_v2", "me", *args)
 
 
+def family(fleet: Fleet, keys: dict[str, str | None]) -> None:
+    """acme/ml/alice, other beside, and keys by their ids in some of these scopes, or in none."""
+    scope(fleet, "org", "acme")
+    scope(fleet, "team", "ml", "acme")
+    scope(fleet, "user", "alice", "acme/ml")
+    scope(fleet, "org", "other")
+    for identity, path in keys.items():
+        key(fleet, identity, scope=path)
+
+
 def fill(fleet: Fleet) -> None:
     """Something in every table that a view of tenants reads."""
     scope(fleet, "org", "acme")

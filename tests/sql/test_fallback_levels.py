@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from controller.router.fallbacks import WORDS
-from tests.sql.tenants import call, key, refused, scope
+from tests.sql.tenants import call, family, refused
 
 LEVELS = ("org", "team", "user", "key")
 
@@ -17,13 +17,8 @@ LEVELS = ("org", "team", "user", "key")
 @pytest.fixture
 def acme(fleet):
     """acme/ml/alice with a key on each level; other; and a key in nothing."""
-    scope(fleet, "org", "acme")
-    scope(fleet, "team", "ml", "acme")
-    scope(fleet, "user", "alice", "acme/ml")
-    scope(fleet, "org", "other")
-    for identity, path in {"keyorg": "acme", "keyteam": "acme/ml", "keyuser": "acme/ml/alice",
-                            "keynone": None}.items():  # fmt: skip
-        key(fleet, identity, scope=path)
+    family(fleet, {"keyorg": "acme", "keyteam": "acme/ml", "keyuser": "acme/ml/alice",
+                   "keynone": None})  # fmt: skip
     return fleet
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sql.fleet import open_fleet
-from tests.sql.tenants import call, key, refused, scope
+from tests.sql.tenants import call, family, key, refused, scope
 
 
 def mark(fleet):
@@ -25,13 +25,8 @@ def changed_since(fleet, watermark):
 @pytest.fixture
 def acme(fleet):
     """acme/ml/alice with a key on each level, and other beside."""
-    scope(fleet, "org", "acme")
-    scope(fleet, "team", "ml", "acme")
-    scope(fleet, "user", "alice", "acme/ml")
-    scope(fleet, "org", "other")
-    for identity, path in {"keyorg": "acme", "keyteam": "acme/ml", "keyuser": "acme/ml/alice",
-                            "keyother": "other", "keynone": None}.items():  # fmt: skip
-        key(fleet, identity, scope=path)
+    family(fleet, {"keyorg": "acme", "keyteam": "acme/ml", "keyuser": "acme/ml/alice",
+                   "keyother": "other", "keynone": None})  # fmt: skip
     return fleet
 
 

@@ -6,22 +6,13 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql.tenants import call, key, refused, scope
+from tests.sql.tenants import call, family, refused
 
 
 @pytest.fixture
 def acme(fleet):
     """acme/ml/alice with a key, other with one, and a key in nothing."""
-    scope(fleet, "org", "acme")
-    scope(fleet, "team", "ml", "acme")
-    scope(fleet, "user", "alice", "acme/ml")
-    scope(fleet, "org", "other")
-    for identity, path in {
-        "keyuser": "acme/ml/alice",
-        "keyother": "other",
-        "keynone": None,
-    }.items():
-        key(fleet, identity, scope=path)
+    family(fleet, {"keyuser": "acme/ml/alice", "keyother": "other", "keynone": None})
     return fleet
 
 
