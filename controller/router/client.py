@@ -217,7 +217,7 @@ class ClientConnection(Connection):
         self.respond(204, request_id, b"", request, tuple(extra))
 
     def finished(self, *, close: bool) -> None:
-        """The exchange is settled and its answer given to `send`."""
+        """The exchange is settled and its answer given to `send` or `send_soon`."""
         self._exchange = None
         if self.noted is not None:
             self._tell()
@@ -225,6 +225,7 @@ class ClientConnection(Connection):
             self._core.clients.discard(self)
         elif close:
             self._closing = True
+            self.send_held()
             if self.out is None:
                 self._shut()
             else:

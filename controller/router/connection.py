@@ -36,7 +36,7 @@ class Connection(Timed):
         self.sock = sock
         self.fd = sock.fileno()
         self.out: bytearray | None = None  # waiting to be sent
-        self.given = 0  # bytes given to `send`; its owner may set it back
+        self.given = 0  # bytes to be sent so far; its owner may set it back
         self._held = b""  # goes out at the end of this turn
         self._mask = mask
         self._most = FIRST_BYTES
@@ -73,6 +73,7 @@ class Connection(Timed):
     def send_soon(self, data: bytes) -> None:
         """Send with what others send in this turn: who sleeps at the other end is woken once for
         all of it, and waking costs more than sending."""
+        self.given += len(data)
         if self._held:
             self._held += data
         else:
@@ -83,7 +84,7 @@ class Connection(Timed):
         """Called by the reactor before the turn ends."""
         data, self._held = self._held, b""
         if data:  # else it went out with what was sent since, or the connection ended
-            self.send(data)
+            self._put(data)
         if self.out is not None:
             self.bytes_wait()
 
@@ -92,6 +93,7 @@ class Connection(Timed):
 
     def send(self, data: bytes) -> None:
         """Send now or keep for later; silently nothing when the connection is gone."""
+        self.given += len(data)
         if self._held:
             data, self._held = self._held + data, b""
         self._put(data)
@@ -100,7 +102,6 @@ class Connection(Timed):
         """The bytes for the kernel, as they are."""
         if self.fd < 0 or self._unsendable:
             return
-        self.given += len(data)
         if self.out is not None:
             self.out += data
             return
@@ -166,6 +167,7 @@ class Connection(Timed):
 
     def reset(self) -> None:
         """Close so that the peer cannot mistake it for a normal end."""
+        self.send_held()  # what came before it is still the peer's
         if self.fd >= 0:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
             self.close()

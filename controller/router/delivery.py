@@ -80,7 +80,7 @@ class Delivery:
         return out if relay.refusal is None else b""
 
     def flowed(self, body: bytes) -> bool:
-        """Whether this was one more piece of a stream to a client that keeps up: sent, and done.
+        """Whether this was one more piece of a stream, to a client that keeps up: it is on its way.
 
         The short way of `pass_on`, for all but a few pieces of a stream.
         """
@@ -90,7 +90,7 @@ class Delivery:
         out = relay.flow(body)
         if out is None:
             return False
-        self._say(out)
+        self._client.send_soon(out)
         return True
 
     # -- silence ---------------------------------------------------------------------------------

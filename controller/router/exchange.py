@@ -153,10 +153,7 @@ class Exchange(Intake):
         target.pool.answered(200)
         self.delivery.beginning = body
         self._settle("ok", 200, None, bill.used_whole(route, asked, body))
-        if close:
-            self.client.send(out)  # nothing may wait when it is shut
-        else:
-            self.client.send_soon(out)
+        self.client.send_soon(out)
         self.client.finished(close=close)
         return True
 

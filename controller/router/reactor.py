@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 IN, OUT, RDHUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 GONE = select.EPOLLHUP | select.EPOLLERR
 EVENTS_BETWEEN_TASKS = 256  # then other Trio tasks get a turn
-SENT_TOGETHER = 16  # more, and the first of them would wait too long for the last
+EVENTS_IN_TURN = 128  # more, and what the first of them sends would wait too long for the last
 
 log = structlog.get_logger(__name__)
 
@@ -82,9 +82,9 @@ class Reactor:
             os.eventfd_write(self._wake, 1)
 
     def send_soon(self, sender: Sender) -> None:
-        """Have its `send_held` called before this turn ends, or at once outside of turns."""
+        """Have its `send_held` called when this turn ends, or at once outside of turns."""
         self._senders.append(sender)
-        if not self._in_turn or len(self._senders) >= SENT_TOGETHER:
+        if not self._in_turn:
             self._send()
 
     async def run(self) -> None:
@@ -108,7 +108,7 @@ class Reactor:
         """
         handled = 0
         while handled < EVENTS_BETWEEN_TASKS:
-            events = self._epoll.poll(0, EVENTS_BETWEEN_TASKS)
+            events = self._epoll.poll(0, EVENTS_IN_TURN)
             if not events and not self._soon:
                 return False
             self._turn(events)

@@ -77,6 +77,7 @@ async def test_every_end_of_a_request_is_one_line_without_secrets(
     assert (first["attempts"], first["prompt_tokens"], first["completion_tokens"]) == (1, 7, 3)
     assert first["bytes_in"] == size
     assert second["bytes_out"] > len(streamed.body)
+    assert found[3]["bytes_out"] > 0
     assert second["stream"] is True
     assert 0 < second["ttft_ms"] <= second["total_ms"]
     assert (first["queue_ms"], found[2]["queue_ms"]) == (0, None)  # it never came so far
@@ -87,6 +88,21 @@ async def test_every_end_of_a_request_is_one_line_without_secrets(
     for secret in ("sk-test", "sk-bad-key", "my words", 'hi"'):
         assert secret not in text
     assert path.stat().st_mode & 0o077 == 0o040
+
+
+async def test_a_line_tells_every_byte_of_an_answer(house: House, tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    await house.start(access_log=str(path))
+    ends = {False: b"}}", True: b"0\r\n\r\n"}
+    sizes = []
+    for stream in (False, True):
+        for connection in ("keep-alive", "close"):
+            sent = await house.wire()
+            await sent.chat(stream=stream, headers={"connection": connection})
+            while not sent.buffer.endswith(ends[stream]) and await sent.more():
+                pass
+            sizes.append(len(sent.buffer))
+    assert [row["bytes_out"] for row in await lines(path, 4)] == sizes
 
 
 async def test_a_sample_tells_a_share_and_every_failure(house: House, tmp_path: Path) -> None:

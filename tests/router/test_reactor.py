@@ -33,6 +33,9 @@ class Echo(Connection):
             self.send_soon(b"bytes, ")
             self.send(b"then ")
             self.send_soon(b"others")
+        elif data == b"give up":
+            self.send_soon(b"held")
+            self.reset()
         else:
             self.send(data)
 
@@ -103,6 +106,16 @@ async def test_what_is_sent_soon_goes_out_in_order_and_with_the_turn(reactor: Re
         assert connection.all_sent
         assert await peer.receive_some() == b"outside of a turn"
         connection.close()
+
+
+@pytest.mark.interpreted
+async def test_a_reset_loses_nothing_of_what_was_to_be_sent_before_it(reactor: Reactor) -> None:
+    connection, peer = pair(reactor)
+    async with peer:
+        await peer.send_all(b"give up")
+        assert await peer.receive_some() == b"held"
+        assert await peer.receive_some() == b""
+        assert connection.fd < 0
 
 
 async def test_callbacks_of_trio_tasks_run_in_the_reactor(reactor: Reactor) -> None:
