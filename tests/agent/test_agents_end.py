@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from agent.state import StateDir
-from tests.agent.conftest import Node, free_port, until
+from sql.embedded import free_port
+from tests.agent.conftest import Node, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,8 @@ import pytest
 
 from agent.process import Identity, Mark, end_tree, send, spawn
 from agent.readiness import Check, not_ready_because, served_models
-from tests.agent.conftest import ODD, free_port, until
+from sql.embedded import free_port
+from tests.agent.conftest import ODD, until
 
 if TYPE_CHECKING:
     from pathlib import Path
