@@ -66,8 +66,6 @@ class Admission(Waiters):
     def enter(self, attempts: Attempts, request: Request) -> ApiError | None:
         """Take a place, or the error for the client; `attempts.resume` or `expired` follows."""
         wait_s = patience(request, self._core.config.timeouts.queue_s, attempts.queued_s)
-        if wait_s is None:
-            return errors.bad_wait()
         line = self._lines.get(attempts.serving)
         if line is None:
             line = self._lines[attempts.serving] = Line(attempts.serving)

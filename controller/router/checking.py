@@ -35,6 +35,8 @@ def admit(
         )
     if request.priority not in KINDS:
         return errors.bad_priority()
+    if not request.wait_s >= 0:  # not a number is not either
+        return errors.bad_wait()
     return route, key
 
 

@@ -6,6 +6,7 @@ pass and RFC 9112 does not is refused here. Used by `http1.py` alone.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,13 @@ def _note_priority(request: Request, value: bytes) -> None:
     request.priority = value.strip().lower()
 
 
+def _note_wait(request: Request, value: bytes) -> None:
+    try:
+        request.wait_s = float(value)
+    except ValueError:
+        request.wait_s = math.nan
+
+
 def _note_profile(request: Request, value: bytes) -> None:
     request.profile = value
 
@@ -130,6 +138,7 @@ NOTED: dict[bytes, Callable[[Request, bytes], None]] = {
     b"x-llmgw-fallback": _note_fallback,
     b"x-llmgw-profile": _note_profile,
     b"x-llmgw-priority": _note_priority,
+    b"x-llmgw-wait": _note_wait,
     b"transfer-encoding": _note_transfer,
     b"host": _note_host,
     b"origin": _note_origin,

@@ -6,6 +6,7 @@ could be read in two ways.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -49,6 +50,7 @@ class Request:
     fallback = b""
     priority = b""
     profile = b""  # of scoring
+    wait_s = math.inf  # its client waits so long in all; not a number: it said nonsense
     length: int | None = None
     chunked = False
     expects = False

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from controller.router.errors import ApiError
     from controller.router.http1 import Request
 
-HEADER = b"x-llmgw-wait"
-
 
 class Waiters(ABC):
     """The places of one process. `attempts.resume`, `expired` or `cancel` ends a wait."""
@@ -59,14 +57,7 @@ class Waiters(ABC):
         self.rest(attempts, now)
 
 
-def patience(request: Request, default_s: float, waited_s: float = 0.0) -> float | None:
+def patience(request: Request, default_s: float, waited_s: float = 0.0) -> float:
     """Seconds to wait now: at most the default, and less where the client says how long it waits
-    in all, of which it has waited `waited_s`. None for nonsense."""
-    for name, value in request.headers:
-        if name == HEADER:
-            try:
-                asked = float(value)
-            except ValueError:
-                return None
-            return max(0.0, min(asked - waited_s, default_s)) if asked >= 0 else None
-    return default_s
+    in all, of which it has waited `waited_s`."""
+    return max(0.0, min(request.wait_s - waited_s, default_s))

@@ -76,8 +76,6 @@ class WaitingRoom(Waiters):
     def enter(self, attempts: Attempts, request: Request) -> ApiError | None:
         """Take a place, or the error for the client; `attempts.resume` or `expired` follows."""
         wait_s = patience(request, self._core.config.timeouts.wake_s, attempts.queued_s)
-        if wait_s is None:
-            return errors.bad_wait()
         line = self._lines.setdefault(attempts.model, Line())
         now = time.monotonic()
         if now - line.wanted_at > REMIND_S:

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from controller.router.config import Limits, RouterConfig, Timeouts
+from controller.router.head import NOTED
 from controller.router.http1 import Request
 from controller.router.server import run_router
 from controller.router.waiters import patience
@@ -284,20 +285,34 @@ async def test_the_client_may_wait_for_less(house: House) -> None:
     answer = await (await house.ask(headers={"x_llmgw_wait": "0.1"})).answer()
     assert (answer.status, answer.code) == (503, "model_is_starting")
     assert time.monotonic() - began < 2.0
-    answer = await (await house.ask(headers={"x_llmgw_wait": "soon"})).answer()
-    assert (answer.status, answer.code) == (400, "invalid_wait")
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"),
-    [(b"3", 3), (b"0", 0), (b"900", 120), (b"inf", 120), (b"-1", None), (b"nan", None),
-     (b"", None)],
-)  # fmt: skip
-def test_patience(value: bytes, seconds: float | None) -> None:
+    ("value", "seconds", "rest"),
+    [(b"3", 3, 1), (b"0", 0, 0), (b"900", 120, 120), (b" 2.5 ", 2.5, 0.5), (b"inf", 120, 120)],
+)
+def test_patience(value: bytes, seconds: float, rest: float) -> None:
     request = Request()
     assert patience(request, 120.0) == 120.0
-    request.headers = [(b"x-llmgw-wait", value)]
+    NOTED[b"x-llmgw-wait"](request, value)
     assert patience(request, 120.0) == seconds
+    assert patience(request, 120.0, waited_s=2.0) == rest
+    assert patience(request, 120.0, waited_s=1e3) == (120 if value == b"inf" else 0)
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", "", "5s", "-inf"])
+async def test_a_wait_that_is_no_number_is_refused_whether_or_not_there_is_a_wait(
+    house: House, value: str
+) -> None:
+    await house.start()
+    wire = await house.ask(headers={"x_llmgw_wait": value})  # it would have to wait
+    answer = await wire.answer()
+    assert (answer.status, answer.code) == (400, "invalid_wait")
+    house.ready()
+    await until(lambda: house.running.core.fleet.serves("m"))
+    for wait, status in ((value, 400), ("5", 200)):
+        answer = await (await house.ask(headers={"x_llmgw_wait": wait})).answer()
+        assert answer.status == status
 
 
 @pytest.mark.parametrize("limits", [{"waiting": 2}, {"waiting_bytes": 80}])
