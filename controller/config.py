@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
+from controller import files
 from controller.allowances import Allowances
 from controller.catalog.faults import explain
 from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic reads them
@@ -163,6 +164,11 @@ class Settings(BaseModel):
         description="id=URL[=model[,model]][;depth=N][;weight=W]: fixed replicas; without models, "
         "what their /v1/models lists",
     )
+    endpoint_keys: dict[str, Path] = Field(
+        {},
+        description="id of a fixed replica = file that holds the key that its engine wants (as "
+        "Authorization: Bearer KEY) and nothing else; the files are read again at SIGHUP",
+    )
     keys: tuple[Key, ...] = Field((), description="client keys of static mode")
     aliases: dict[str, str] = Field({}, description="alias = model, for fixed replicas")
     fallbacks: dict[str, tuple[str, ...]] = Field(
@@ -293,6 +299,10 @@ def load(path: Path | None, flags: dict[str, Any]) -> Settings:
     except ValidationError as error:
         raise BadConfig(explain(error, Settings, document)) from None
     _judge(settings)
+    try:
+        _judge_files(settings)
+    except ValueError as error:
+        raise BadConfig(str(error)) from None
     return settings
 
 
@@ -309,8 +319,8 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 
 
 _NOT_SIMPLE = frozenset((
-    "database", "endpoints", "keys", "timeouts", "limits", "retries", "aliases", "fallbacks",
-    "fallback_on", "replicas",
+    "database", "endpoints", "endpoint_keys", "keys", "timeouts", "limits", "retries", "aliases",
+    "fallbacks", "fallback_on", "replicas",
 ))  # fmt: skip
 
 
@@ -334,11 +344,6 @@ def _judge(settings: Settings) -> None:
             "fixed replicas (--endpoint id=URL=model)"
         )
     _judge_names(settings)
-    if settings.role != "router":
-        _judge_tokens(settings)
-        _judge_tls(settings, "admin_tls_cert", "admin_tls_key")
-    if settings.role != "control":
-        _judge_tls(settings, "tls_cert", "tls_key")
     host, _ = host_port(settings.admin_listen)
     if settings.role != "router" and not is_loopback(host):
         if settings.admin_token_file is None:
@@ -371,49 +376,19 @@ def _judge_names(settings: Settings) -> None:
                 raise BadConfig(f"fallbacks: {model!r} falls back to {other!r}, but {known}")
 
 
-def _judge_tokens(settings: Settings) -> None:
-    """Told here, where a setting has a name, and not by whoever opens its file later.
-
-    Imports late: most controllers listen on loopback and need neither tokens nor TLS.
-    """
-    if settings.admin_token_file is None:
-        return
-    from controller.api.access import read_tokens
-
-    _can_read("admin_token_file", settings.admin_token_file)
-    try:
-        known = read_tokens(settings.admin_token_file)
-    except ValueError as error:
-        raise BadConfig(f"admin_token_file: {error}") from None
-    if not known:
-        raise BadConfig(f"admin_token_file {settings.admin_token_file} holds no token")
-
-
-def _judge_tls(settings: Settings, cert_name: str, key_name: str) -> None:
-    cert: Path | None = getattr(settings, cert_name)
-    key: Path | None = getattr(settings, key_name)
-    if cert is None and key is None:
-        return
-    if cert is None or key is None:
-        raise BadConfig(f"{cert_name} and {key_name} go together: one of them is missing")
-    from controller.router.tls import server_context
-
-    _can_read(cert_name, cert)
-    _can_read(key_name, key)
-    try:
-        server_context(cert, key)
-    except (OSError, ValueError) as error:
-        raise BadConfig(
-            f"{cert_name} {cert} and {key_name} {key} are no certificate and its key in PEM: "
-            f"{error}"
-        ) from None
-
-
-def _can_read(name: str, path: Path) -> None:
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise BadConfig(f"{name} {path} cannot be read: {error.strerror}") from None
+def _judge_files(settings: Settings) -> None:
+    """What the settings name on disk, of those that processes of this role open."""
+    if settings.role != "router":
+        if settings.admin_token_file is not None:
+            files.judge_tokens(settings.admin_token_file)
+        cert, key = settings.admin_tls_cert, settings.admin_tls_key
+        files.judge_pair("admin_tls_cert", cert, "admin_tls_key", key)
+    if settings.role != "control":
+        files.judge_pair("tls_cert", settings.tls_cert, "tls_key", settings.tls_key)
+        known = {endpoint(text).id for text in settings.endpoints}
+        files.judge_endpoint_keys(settings.endpoint_keys, known)
+        if settings.access_log.startswith("/"):
+            files.judge_log(Path(settings.access_log))
 
 
 RELOADED = ("catalog", "log_level", "migrate_url")

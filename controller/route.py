@@ -57,7 +57,7 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
         worker=worker,
         spool=(settings.state_dir or runtime) / "spool",
         stats_socket=str(runtime / f"router-{worker}.sock"),
-        endpoints=tuple(_shared(endpoint(text), settings.workers) for text in settings.endpoints),
+        endpoints=tuple(_fixed(text, settings) for text in settings.endpoints),
         keys=tuple(keys),
         cors=frozenset(settings.cors),
         revoked_streams=settings.revoked_streams,
@@ -100,11 +100,11 @@ def router_config(settings: Settings, runtime: Path, worker: int, name: str) -> 
     )
 
 
-def _shared(fixed: StaticEndpoint, workers: int) -> StaticEndpoint:
-    """What each of our processes sends it at once: together its depth, and nobody nothing."""
-    if fixed.depth is None:
-        return fixed
-    return replace(fixed, depth=ceil(fixed.depth / workers))
+def _fixed(text: str, settings: Settings) -> StaticEndpoint:
+    """With what each of our processes sends it at once: together its depth, and nobody nothing."""
+    fixed = endpoint(text)
+    depth = None if fixed.depth is None else ceil(fixed.depth / settings.workers)
+    return replace(fixed, depth=depth, key_file=settings.endpoint_keys.get(fixed.id))
 
 
 def _log_of(setting: str) -> str | None:

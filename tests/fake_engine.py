@@ -27,6 +27,7 @@ Keys of a behaviour (all optional):
   headers       raw header lines in the head of an answer
   end_delay     seconds between the last byte of an answer and the end of its framing
   metrics       page of /metrics, a status instead, or null: hang     health     status of /health
+  api_key       all below /v1 is answered 401 without it, as vLLM does
   models        names in /v1/models, a status instead                 (GET obeys engines' defaults)
 """
 
@@ -226,6 +227,11 @@ class _Answer:
         close = how.get("close")
         if close == "always" or (close == "reused" and self.record.nth > 1):
             raise _Gone
+        wanted, given = how.get("api_key"), self.record.headers.get("authorization")
+        if wanted and path.startswith("/v1/") and given != f"Bearer {wanted}":
+            told = f"Incorrect API key provided: {given}" + how.get("long", "")
+            self._plain({"error": {"message": told, "code": "invalid_api_key"}}, 401)
+            return
         if self.record.method == "GET":
             self._get(path)
             return

@@ -15,7 +15,15 @@ from controller.router.body import rewritten, too_deep
 from controller.router.deadlines import NEVER, Timed
 from controller.router.forward import request_bytes
 from controller.router.upstream import Cause, Failure, UpstreamConnection
-from controller.router.verdict import BUSY, BY_CAUSE, BY_STATUS, Again, Verdict, judge
+from controller.router.verdict import (
+    BUSY,
+    BY_CAUSE,
+    BY_STATUS,
+    KEY_REFUSED,
+    Again,
+    Verdict,
+    judge,
+)
 from controller.router.verdict import NEVER as NOT_AGAIN
 
 if TYPE_CHECKING:
@@ -195,6 +203,8 @@ class Attempts(Timed):
         verdict = judge(status, told)
         if verdict is BUSY:
             self.target.pool.busy(retry_after_s)
+        elif verdict is KEY_REFUSED:
+            self.target.pool.answered(502)  # no client can cause it, and others may have its share
         elif status in BY_STATUS:
             self.target.pool.answered(status)
         return self._another(verdict) or self._fall_back(fallbacks.REASONS.get(status))

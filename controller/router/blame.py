@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.router.errors import BUSY_S, ApiError
+from controller.router.errors import BUSY_S, ApiError, engine_refused_key
 
 _STATUS_OF = {
     "bad_request_error": 400, "badrequesterror": 400, "context_length_exceeded": 400,
     "exceed_context_size_error": 400, "invalid_request_error": 400,
+    "authentication_error": 401, "invalid_api_key": 401,
     "not_found_error": 404, "notfounderror": 404,
     "request_too_large": 413,
     "rate_limit_error": 429, "rate_limit_exceeded": 429, "too_many_requests": 429,
@@ -38,6 +39,8 @@ def error_of(error: Any, model: str) -> ApiError:
     told = error if isinstance(error, dict) else {"message": error}
     code, kind = told.get("code"), told.get("type")
     status = _status(code) or _status(kind) or _UNKNOWN
+    if status == 401:
+        return engine_refused_key(model)
     message = _words(told.get("message"))
     message = message or f"The engine that serves '{model}' reported an error."
     return ApiError(

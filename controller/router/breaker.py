@@ -3,7 +3,8 @@
 Three ways to answer badly are kept apart. A **failure** (no connection, no answer, 5xx, too slow)
 opens the breaker once there are many; then one request at a time is let through as a probe, after
 pauses that double. **Busy** (429, 503, 529) is backpressure: a short hold, never more (case C02).
-Anything else below 500 is the client's own affair and proves that the engine works (case C01).
+Anything else below 500 is the client's own affair and proves that the engine works (case C01); a
+401 is ours, and comes here as a failure.
 A replica that refuses connections is held too, from its first failure on: others are better.
 """
 

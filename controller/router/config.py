@@ -93,6 +93,8 @@ class StaticEndpoint:
     models: tuple[str, ...]  # empty: whatever its /v1/models says
     depth: int | None = None  # this process sends it so many at once; None: no bound
     weight: float = 1.0
+    key_file: Path | None = None  # holds the key that its engine wants
+    engine_key: bytes = field(default=b"", repr=False)  # what was read there
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,19 @@ def upstream_failed(model: str, why: str) -> ApiError:
     )
 
 
+def engine_refused_key(model: str) -> ApiError:
+    """An engine's 401 in our words: its own would have the client doubt its key, and may repeat
+    some of ours."""
+    return ApiError(
+        502,
+        "server_error",
+        "engine_refused_key",
+        f"The engine that serves model '{model}' refused the gateway's key for it. Nothing is "
+        "wrong with your key or request: tell whoever runs the gateway (setting endpoint_keys).",
+        retry_after_s=_TOO_SLOW_S,
+    )
+
+
 def upstream_timeout(model: str, why: str) -> ApiError:
     """The client may come again, later than after a failure: the engine has more than it can do."""
     return ApiError(

@@ -169,7 +169,12 @@ class Exchange(Intake):
         if held.feed(body) and not complete:
             return
         self.delivery.forget()
-        if complete and attempts.after_answer(held.status, held.body, held.retry_after_s):
+        key_refused = held.status == 401  # however long the engine's words on it are
+        decided = complete or key_refused
+        if decided and attempts.after_answer(held.status, held.body, held.retry_after_s):
+            return
+        if key_refused:
+            self.refuse(errors.engine_refused_key(attempts.model))
             return
         self._pass_on(self._open(held.head), held.body, complete=complete)
 

@@ -23,11 +23,11 @@ REASONS = {
     400: "refusal", 413: "refusal", 422: "refusal",
     408: "timeout", 504: "timeout",
     429: "unavailable", 503: "unavailable", 529: "unavailable",
-    500: "error", 502: "error",
+    500: "error", 502: "error", 401: "error",
 }  # fmt: skip
-"""By the status that the client would get otherwise. `unavailable`: no ready replica, it does not
-start, or all are busy. `refusal`: the engine finds fault with the request, for example a prompt
-that is too long for it."""
+"""By the status that the client would get otherwise; an engine's 401 would be a 502 for it.
+`unavailable`: no ready replica, it does not start, or all are busy. `refusal`: the engine finds
+fault with the request, for example a prompt that is too long for it."""
 NONE: frozenset[str] = frozenset()
 WORDS = frozenset(REASONS.values())
 

@@ -22,7 +22,8 @@ class Destination(Protocol):
     """Where the request goes."""
 
     @property
-    def authority(self) -> bytes: ...
+    def host_lines(self) -> bytes:
+        """With the key that the engine wants (`engine_key.py`)."""
 
     @property
     def base(self) -> bytes: ...
@@ -32,8 +33,8 @@ def request_bytes(
     request: Request, destination: Destination, request_id: bytes, body: bytes
 ) -> bytes:
     """Head and body in one piece; `body` replaces the request's own."""
-    lines = [b"POST %b%b HTTP/1.1\r\nhost: %b" % (
-        destination.base, request.target, destination.authority
+    lines = [b"POST %b%b HTTP/1.1\r\n%b" % (
+        destination.base, request.target, destination.host_lines
     )]  # fmt: skip
     for pair in request.headers:
         name = pair[0]

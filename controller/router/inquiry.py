@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LOOKUP_S = 2.0  # one name of an endpoint
 PIECE = 64 * 1024
-_REQUEST = b"GET %b HTTP/1.1\r\nhost: %b\r\naccept: */*\r\nconnection: close\r\n\r\n"
+_REQUEST = b"GET %b HTTP/1.1\r\n%b\r\naccept: */*\r\nconnection: close\r\n\r\n"
 
 
 class Unanswered(Exception):
@@ -68,10 +68,13 @@ async def look_up(endpoint: Endpoint) -> Address:
 
 
 async def get(
-    address: Address, authority: bytes, path: bytes, *, within_s: float, most_bytes: int
+    address: Address, host_lines: bytes, path: bytes, *, within_s: float, most_bytes: int
 ) -> Reply:
-    """The answer to GET `path`. Raises Unanswered when none came in time or it is too large."""
-    request = _REQUEST % (path, authority)
+    """The answer to GET `path`; `host_lines` as `engine_key.py` makes them.
+
+    Raises Unanswered when none came in time or it is too large.
+    """
+    request = _REQUEST % (path, host_lines)
     try:
         with (
             trio.fail_after(within_s),

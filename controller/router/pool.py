@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from controller.router.breaker import BUSY, Breaker, Phase
+from controller.router.engine_key import host_lines
 from controller.router.scoring import drag, load, smoothed
 from controller.router.signals import Signal
 from controller.router.upstream import Cause, Failure, UpstreamConnection, begin_connecting
@@ -33,9 +34,9 @@ class Pool:
     """Connections to one replica: idle ones last in, first out."""
 
     __slots__ = (
-        "_fleet", "_idle", "_open", "address", "authority", "base", "breaker", "depth", "drag",
-        "endpoint", "first_byte_s", "foreign", "gone", "id", "in_flight", "key", "last_used",
-        "models", "ready", "signal", "since", "weight",
+        "_engine_key", "_fleet", "_idle", "_open", "address", "authority", "base", "breaker",
+        "depth", "drag", "endpoint", "first_byte_s", "foreign", "gone", "host_lines", "id",
+        "in_flight", "key", "last_used", "models", "ready", "signal", "since", "weight",
     )  # fmt: skip
 
     def __init__(self, fleet: Fleet, replica: Replica, address: Address) -> None:
@@ -44,6 +45,8 @@ class Pool:
         self.id = replica.id
         self.endpoint = replica.endpoint
         self.authority = replica.endpoint.authority
+        self._engine_key = replica.engine_key
+        self.host_lines = host_lines(self.authority, replica.engine_key)
         self.base = replica.endpoint.base
         self.address = address
         self.in_flight = 0
@@ -158,6 +161,10 @@ class Pool:
             self.breaker.hurry()
             self.weigh(now)
         self.ready = replica.ready
+        if replica.engine_key != self._engine_key:
+            self._engine_key = replica.engine_key
+            self.host_lines = host_lines(self.authority, replica.engine_key)
+            self.breaker.hurry()  # it may be what was wrong
         depth = NO_DEPTH if replica.depth is None else max(1, replica.depth)
         if (replica.weight, depth) != (self.weight, self.depth):
             self.weight, self.depth = replica.weight, depth

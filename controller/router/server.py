@@ -63,9 +63,16 @@ class Database:
 class Running:
     """A started router: its port, what it shares, and the way to stop it."""
 
-    def __init__(self, core: Core, listener: Listener, certificate: Certificate | None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        listener: Listener,
+        certificate: Certificate | None,
+        install: Callable[[], Awaitable[None]],
+    ) -> None:
         self.core = core
         self._certificate = certificate
+        self._install = install
         self.reloads = 0
         self.port = listener.port
         self._stop = trio.Event()
@@ -75,7 +82,9 @@ class Running:
         self._stop.set()
 
     async def reload(self) -> None:
-        """Read again the files that others replace: the certificate."""
+        """Read again the files that others replace: the certificate, the keys of endpoints."""
+        if await self.core.statics.read_keys():
+            await self._install()
         if self._certificate is not None:
             try:
                 await trio.to_thread.run_sync(self._certificate.read_again)
@@ -100,8 +109,8 @@ async def run_router(
 
     `pool` None: static mode, nothing is recorded. `queries`: the texts of `sql/queries/router.sql`
     by name. `listen(on_hint, on_reconnect)` runs for ever and calls back on notifications.
-    Raises OSError when the address cannot be bound or the certificate not be read, ValueError for
-    a bad static endpoint.
+    Raises OSError when the address cannot be bound or the certificate or an endpoint's key not be
+    read, ValueError for a bad static endpoint or key.
     """
     from_static(config.endpoints, config.aliases)  # a bad endpoint is told before anything starts
     sock = bind(config.host, config.port, config.backlog)
@@ -142,7 +151,7 @@ async def _serve(
     certificate = await trio.to_thread.run_sync(_certificate, config)
     opens = ClientConnection if certificate is None else certificate.open
     listener = Listener(core, sock, opens)
-    running = Running(core, listener, certificate)
+    running = Running(core, listener, certificate, refresher.install)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(core.reactor.run)
         nursery.start_soon(_sweep, core)

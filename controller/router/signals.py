@@ -108,7 +108,7 @@ async def ask(pool: Pool, limit: trio.CapacityLimiter, every_s: float) -> None:
     async with limit:
         try:
             reply = await get(
-                pool.address, pool.authority, pool.base + b"/metrics",
+                pool.address, pool.host_lines, pool.base + b"/metrics",
                 within_s=WITHIN_S, most_bytes=MOST_BYTES,
             )  # fmt: skip
             now = time.monotonic()

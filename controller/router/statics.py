@@ -2,7 +2,8 @@
 
 Nobody else watches them. Each is asked for /health, or /v1/models where it has none; one that
 misses twice leaves the choice until it answers again. An endpoint without named models serves
-what its /v1/models lists, read again now and then.
+what its /v1/models lists, read again now and then. Where we have a key for it, that is read to see
+whether it takes the key, too: most engines ask nobody for one at /health.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import orjson
 import structlog
 import trio
 
+from controller.router.engine_key import host_lines, read_key
 from controller.router.inquiry import Reply, Unanswered, get, look_up
 from controller.router.table import from_static, parse_endpoint
 
@@ -35,7 +37,7 @@ MOST_NAME = 256
 MOST_BYTES = 4 * 1024 * 1024
 AT_ONCE = 16
 NO_HEALTH = frozenset((404, 405, 501))
-GUARDED = frozenset((401, 403))  # it wants a key, so it is alive
+GUARDED = frozenset((401, 403))  # it wants a key, so it is alive; ours, and it refuses that one
 
 log = structlog.get_logger(__name__)
 
@@ -46,12 +48,20 @@ class Static:
     def __init__(self, entry: StaticEndpoint) -> None:
         self.entry = entry
         self.endpoint = parse_endpoint(entry.url)
+        self.engine_key = b"" if entry.key_file is None else read_key(entry.key_file)
         self.models = entry.models
         self.healthy = True  # until the contrary is known: its first requests need not wait
         self.why: str | None = None
         self.misses = 0
         self.next_at = -math.inf
         self.models_at = -math.inf
+
+    def take_key(self, key: bytes) -> bool:
+        """What its file holds now; whether that is another than before."""
+        if key == self.engine_key:
+            return False
+        self.engine_key, self.next_at, self.models_at = key, -math.inf, -math.inf  # is it right?
+        return True
 
     def missed(self, why: str) -> bool:
         """No good answer; whether that changes anything."""
@@ -83,7 +93,10 @@ class Statics:
     def table(self) -> RouteTable:
         """Routes to them: models as named or found, ready unless unhealthy."""
         return from_static(
-            (replace(static.entry, models=static.models) for static in self.all),
+            (
+                replace(static.entry, models=static.models, engine_key=static.engine_key)
+                for static in self.all
+            ),
             self._config.aliases,
             self._config.fallbacks,
             frozenset(static.entry.id for static in self.all if not static.healthy),
@@ -92,6 +105,23 @@ class Statics:
     def unhealthy(self) -> dict[str, str]:
         """Why, by id."""
         return {s.entry.id: s.why or "unknown" for s in self.all if not s.healthy}
+
+    async def read_keys(self) -> bool:
+        """Read the files of keys again; whether any is new. A bad one leaves the key as it is."""
+        changed = False
+        for static in self.all:
+            if static.entry.key_file is None:
+                continue
+            try:
+                key = await trio.to_thread.run_sync(read_key, static.entry.key_file)
+            except (OSError, ValueError) as error:
+                why = "the key of an endpoint was not taken, the old one stays"
+                log.warning(why, endpoint=static.entry.id, error=str(error))
+                continue
+            if static.take_key(key):
+                log.info("the key of an endpoint is another", endpoint=static.entry.id)
+                changed = True
+        return changed
 
     async def run(self, changed: Callable[[], Awaitable[None]]) -> None:
         """Ask for ever; `changed` is awaited whenever the table is another."""
@@ -140,22 +170,34 @@ async def check(static: Static) -> None:
             raise Unanswered(f"it has no /health, and its /v1/models says HTTP {reply.status}")
     elif reply.status != 200 and reply.status not in GUARDED:
         raise Unanswered(f"its /health says HTTP {reply.status}")
-    if not static.entry.models and time.monotonic() - static.models_at > MODELS_EVERY_S:
+    asks = static.engine_key or not static.entry.models
+    if asks and time.monotonic() - static.models_at > MODELS_EVERY_S:
         reply = await _get(static, b"/v1/models")
-        static.models = listed(reply)
+        if not static.entry.models:
+            static.models = listed(reply)
         static.models_at = time.monotonic()
 
 
 async def _get(static: Static, path: bytes) -> Reply:
-    end = static.endpoint
+    end, key = static.endpoint, static.engine_key
     address = await look_up(end)
-    return await get(
-        address, end.authority, end.base + path, within_s=WITHIN_S, most_bytes=MOST_BYTES
-    )
+    reply = await get(
+        address, host_lines(end.authority, key), end.base + path,
+        within_s=WITHIN_S, most_bytes=MOST_BYTES,
+    )  # fmt: skip
+    if key and reply.status in GUARDED:
+        said = f"its {path.decode()} says HTTP {reply.status}"
+        raise Unanswered(f"the endpoint's key was refused ({said}): see endpoint_keys")
+    return reply
 
 
 def listed(reply: Reply) -> tuple[str, ...]:
     """The models in an answer of /v1/models; Unanswered when it is none."""
+    if reply.status in GUARDED:
+        raise Unanswered(
+            f"its /v1/models says HTTP {reply.status}: give it the key that it wants, see "
+            "endpoint_keys, or name its models, as id=URL=model, when only that needs one"
+        )
     if reply.status != 200:
         raise Unanswered(
             f"its /v1/models says HTTP {reply.status}: name its models, as id=URL=model"

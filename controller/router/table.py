@@ -5,7 +5,7 @@ Built from rows (Postgres or `--endpoint`), swapped whole; `fleet.py` keeps the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -40,6 +40,7 @@ class Replica:
     ready: bool  # False: draining or unhealthy, finishes what it has
     depth: int | None = None  # this router sends it so many at once; None: no bound
     weight: float = 1.0  # its share of the requests, against other replicas of the model
+    engine_key: bytes = field(default=b"", repr=False)  # what its engine wants of us; mostly none
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,9 @@ def from_static(
         endpoint = parse_endpoint(entry.url)
         for name in entry.models:
             ready = entry.id not in unhealthy
-            replica = Replica(entry.id, None, endpoint, name, ready, entry.depth, entry.weight)
+            replica = Replica(
+                entry.id, None, endpoint, name, ready, entry.depth, entry.weight, entry.engine_key
+            )
             by_model.setdefault(name, []).append(replica)
     named, others = list(aliases), dict(fallbacks)
     return RouteTable(

@@ -29,10 +29,12 @@ class Verdict(NamedTuple):
 
 
 BUSY = Verdict("busy", Again.FREE)
+KEY_REFUSED = Verdict("engine_refused_key", Again.FREE)
 SHUTTING_DOWN = Verdict("shutting_down", Again.FREE)
 NEVER = Verdict("", Again.NEVER)
 
 BY_STATUS = {
+    401: KEY_REFUSED,  # ours for it: a client's never gets there. It began nothing
     408: Verdict("engine_timeout", Again.ONCE),  # it gave up on the request, it does not go on
     429: BUSY,
     500: Verdict("engine_error", Again.ONCE),  # also how a dead vLLM core answers

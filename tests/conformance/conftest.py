@@ -26,18 +26,23 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 30.0
 KEY = "sk-conformance"
+ENGINE_KEY = "sk-of-the-real-engine"
 SETTINGS = """
 [[keys]]
 id = "conformance"
 secret = "{key}"
+
+[endpoint_keys]
+real = "{file}"
 """
 
 
 @dataclass(frozen=True)
 class Door:
-    """The client port, the key, and the engine that does as it is told."""
+    """The client port, the real engine's, which wants a key, and the engine that does as told."""
 
     port: int
+    engine_port: int
     fake: FakeEngine
 
     @property
@@ -81,9 +86,10 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     weights, port, engine_port = tiny_gguf(folder / "tiny.gguf"), free_port(), free_port()
     argv = [sys.executable, "-P", str(Path(llama_server.__file__)), "-m", str(weights)]
     argv += ["--alias", "tiny", "--port", str(engine_port), "-np", "2", "-t", "1"]
-    argv += ["-c", "4096", "--embeddings", "--pooling", "mean"]
+    argv += ["-c", "4096", "--embeddings", "--pooling", "mean", "--api-key", ENGINE_KEY]
     settings = folder / "llmgw.toml"
-    settings.write_text(SETTINGS.format(key=KEY))
+    (folder / "engine.key").write_text(f"{ENGINE_KEY}\n")
+    settings.write_text(SETTINGS.format(key=KEY, file=folder / "engine.key"))
     environment = {k: v for k, v in os.environ.items() if k != "LLMGW_DATABASE_URL"}
     with FakeEngine() as fake, (folder / "log").open("wb") as log:
         router = [sys.executable, "-m", "controller", "--role", "router", "--config", str(settings)]
@@ -95,7 +101,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         try:
             _answers(engine_port, "/health", engine)
             _answers(port, "/v1/models", served)
-            yield Door(port, fake)
+            yield Door(port, engine_port, fake)
         finally:
             _ended(served)
             _ended(engine)

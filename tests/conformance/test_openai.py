@@ -44,6 +44,16 @@ def test_a_chat_plain_and_streamed_says_the_same(client: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
+def test_the_engine_behind_it_wants_a_key_that_no_client_has(door: Door) -> None:
+    """llama.cpp with --api-key: what all tests here reach by the router, none reaches itself."""
+    base = f"http://127.0.0.1:{door.engine_port}/v1"
+    with (
+        openai.OpenAI(base_url=base, api_key=KEY, max_retries=0, timeout=30) as made,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        made.chat.completions.create(model="tiny", messages=SAY, **FIXED)
+
+
 def test_a_stream_tells_usage_when_it_is_asked_for(client: Any) -> None:
     with client.chat.completions.create(
         model="tiny", messages=SAY, stream=True, stream_options={"include_usage": True}, **FIXED

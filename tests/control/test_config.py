@@ -192,9 +192,56 @@ def test_the_access_log_is_off_or_has_a_place_and_a_share(of, tmp_path):
     assert routed("") == (None, 1.0)
     assert routed('access_log = "errors"\n') == ("stdout", 0.0)
     assert routed('access_log = "stdout"\naccess_log_sample = 0.1\n') == ("stdout", 0.1)
-    assert routed('access_log = "/var/log/x"\n') == ("/var/log/x", 1.0)
+    assert routed(f'access_log = "{tmp_path}/x"\n') == (f"{tmp_path}/x", 1.0)
     assert "a path from /" in fault(of, STATIC + 'access_log = "on"\n')
     assert "less than or equal to 1" in fault(of, STATIC + "access_log_sample = 2.0\n")
+
+
+def test_an_access_log_that_could_not_be_written_is_refused_at_start(of, tmp_path, bare):
+    def told(path: Path) -> str:
+        return fault(of, STATIC + f'access_log = "{path}"\n')
+
+    place = tmp_path / "gone" / "access.log"
+    assert told(place) == (
+        f"access_log {place} cannot be written, there is no folder {place.parent}: make it, owned "
+        'by the user of llmgw-controller; or log to "stdout"'
+    )
+    assert "it is a folder: name a file in it" in told(tmp_path)
+    place.parent.mkdir()
+    text = STATIC + f'access_log = "{place}"\n'
+    assert of(text).access_log == str(place)
+    assert not place.exists()  # --check-config leaves nothing behind
+    place.touch()
+    assert of(text)
+    bare.setattr("os.access", lambda *_: False)  # root may write everywhere
+    assert "this user may not write the file: give it to" in told(place)
+    assert f"may not write the folder {tmp_path}: " in told(tmp_path / "other.log")
+    # A control process writes none.
+    assert of(STATIC + 'access_log = "/gone/access.log"\n', role="control")
+
+
+def test_keys_of_endpoints_are_files_that_are_judged_at_start(of, tmp_path):
+    key = tmp_path / "key"
+
+    def told(name: str = "a", path: Path = key) -> str:
+        return fault(of, STATIC + f'[endpoint_keys]\n{name} = "{path}"\n')
+
+    gone = tmp_path / "gone"
+    assert told(path=gone) == f"endpoint_keys: a: {gone} cannot be read: No such file or directory"
+    assert "Is a directory" in told(path=tmp_path)
+    for text, why in (("\n", "is empty"), ("sk-secret\nsk-2\n", "one line of printable ASCII")):
+        key.write_text(text)
+        assert f"endpoint_keys: a: {key} {why}" in told().replace(
+            "must hold the engine's key alone: ", ""
+        )
+        assert "sk-" not in told()
+    key.write_text("sk-secret\n")
+    assert told("b") == "endpoint_keys: 'b' is no id of endpoints, which are: a"
+    text = STATIC + f'[endpoint_keys]\na = "{key}"\n'
+    (fixed,) = router_config(of(text), tmp_path, 0, "me").endpoints
+    assert (fixed.id, fixed.key_file) == ("a", key)
+    assert "sk-secret" not in repr(of(text)) + str(shown(of(text)))
+    assert of(text.replace(str(key), str(gone)), role="control")  # which asks no engine
 
 
 def test_rows_that_wait_are_kept_where_systemd_says_unless_a_setting_does(of, bare, tmp_path):

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -130,6 +131,29 @@ def test_without_postgres_requests_are_served_and_the_admin_api_says_what_it_lac
     numbers = one.metrics()
     assert numbers["llmgw_scrape_up", (("part", "router"),)] == 1
     assert ("llmgw_scrape_up", (("part", "fleet"),)) not in numbers
+
+
+def test_A28_engines_keys_reach_workers_by_files_and_are_read_again_at_sighup(
+    static, engine, tmp_path
+):
+    old, new, key, config = "sk-old-key", "sk-new-key", tmp_path / "key", tmp_path / "llmgw.toml"
+    config.write_text(f'[endpoint_keys]\na = "{key}"\n')
+    key.write_text(f"{old}\n")
+    engine.default = {"tokens": 4, "api_key": old}
+    one = static("--workers", "2", "--config", str(config))
+    children = until(lambda: len(now := one.children()) == 3 and now, "two workers and control")
+    engine.default = {"tokens": 4, "api_key": new}
+    assert one.chat().json()["error"]["code"] == "engine_refused_key"
+    key.write_text(f"{new}\n")
+    one.signal(signal.SIGHUP)
+    until(lambda: len(one.events("the key of an endpoint is another")) == 2, "both workers read it")
+    assert all(one.chat().status_code == 200 for _ in range(20))
+    assert one.children() == children
+    seen = one.words() + one.get("/metrics")[1]
+    for pid in (one.process.pid, *children.values()):
+        seen += Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
+    assert old not in seen
+    assert new not in seen
 
 
 def test_workers_share_one_port_and_one_page(static):

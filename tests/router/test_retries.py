@@ -39,10 +39,10 @@ def hits(house: House) -> int:
 def test_the_table_of_verdicts() -> None:
     again = {status: verdict.again for status, verdict in BY_STATUS.items()}
     assert again == {
-        429: Again.FREE, 503: Again.FREE, 529: Again.FREE,
+        401: Again.FREE, 429: Again.FREE, 503: Again.FREE, 529: Again.FREE,
         408: Again.ONCE, 500: Again.ONCE, 502: Again.ONCE, 504: Again.ONCE,
     }  # fmt: skip
-    for status in (200, 400, 401, 403, 404, 413, 422, 451, 501, 505):
+    for status in (200, 400, 403, 404, 413, 422, 451, 501, 505):
         assert judge(status, b"cannot schedule new futures").again is Again.NEVER
     assert judge(500, b'{"message": "cannot schedule new futures after shutdown"}').again == 2
     assert all(verdict.reason for verdict in BY_STATUS.values())
@@ -94,7 +94,7 @@ async def test_an_engine_that_gave_up_is_followed_by_one_other(house: House, sta
     await until(lambda: all(record.answered for record in asked))
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 501])
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 422, 501])
 async def test_what_is_the_requests_fault_is_not_sent_again(house: House, status: int) -> None:
     house.engine(status=status, body={"as": "it is"})
     house.engine(status=status, body={"as": "it is"})
