@@ -205,6 +205,7 @@ class Attempts(Timed):
             self.target.pool.busy(retry_after_s)
         elif verdict is KEY_REFUSED:
             self.target.pool.answered(502)  # no client can cause it, and others may have its share
+            self._core.stats.fail_upstream(self.target.pool.key, verdict.reason)  # says whose
         elif status in BY_STATUS:
             self.target.pool.answered(status)
         return self._another(verdict) or self._fall_back(fallbacks.REASONS.get(status))

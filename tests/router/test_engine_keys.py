@@ -183,6 +183,7 @@ async def test_who_refuses_our_key_is_passed_over_and_soon_not_asked(
     refused = len(house.engines[0].chats())
     assert refused == house.core.stats.retries["engine_refused_key"] == 5  # then its breaker opens
     assert not house.core.fleet.pools["a"].breaker.closed
+    assert house.core.stats.upstream_failures == {("a", "engine_refused_key"): 5}
     ends[0].key_file.write_text(RIGHT)
     await house.running.reload()  # and it is asked at once
     while len(house.engines[0].chats()) == refused:
