@@ -15,23 +15,29 @@ if TYPE_CHECKING:
 _PORT: Final = "llmgw gives each start a port and asks there whether the engine is ready: drop it"
 _NAME: Final = "a model is served under its own name, its aliases besides: drop it"
 _WEIGHTS: Final = "the weights are the model's source: drop it"
+_KEY: Final = (
+    "routers send engines that llmgw starts no key, and who is on the node can read it: drop it, "
+    "and let only routers reach the engines' ports"
+)
 OURS: Final[Mapping[str, Mapping[str, str]]] = {
-    "vllm": {"--port": _PORT, "--served-model-name": _NAME, "--model": _WEIGHTS},
+    "vllm": {"--port": _PORT, "--served-model-name": _NAME, "--model": _WEIGHTS, "--api-key": _KEY},
     "sglang": {
         "--port": _PORT,
+        "--api-key": _KEY,
         "--served-model-name": _NAME,
         "--model-path": _WEIGHTS,
         "--model": _WEIGHTS,
     },
     "llamacpp": {
         "--port": _PORT,
+        "--api-key": _KEY,
         "-a": _NAME,
         "--alias": _NAME,
         "-m": _WEIGHTS,
         "--model": _WEIGHTS,
     },
 }
-"""Engine -> option -> why not. The agent sets them, and what it then waits for would never come."""
+"""Engine -> option -> why not. The agent sets most, and would wait for what would never come."""
 SPLITS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "vllm": (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")),
     "sglang": (

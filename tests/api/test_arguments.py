@@ -31,6 +31,9 @@ def with_profile(**more):
         ({"engine": "vllm", "args": ["--port=8000"]}, "args has --port"),
         ({"engine": "vllm", "args": ["--served_model_name", "x"]}, "under its own name, its alias"),
         ({"engine": "sglang", "args": ["--model-path", "x"]}, "the weights are the model's source"),
+        ({"engine": "vllm", "args": ["--api-key", "k"]}, "args has --api-key: routers send"),
+        ({"engine": "sglang", "args": ["--api-key=k"]}, "args has --api-key: routers send"),
+        ({"args": ["--api-key", "k"]}, "args has --api-key: routers send"),
         ({"args": ["-m", "x.gguf"]}, "args has -m: the weights are the model's source"),
         (
             {"engine": "vllm", "gpus": 1, "args": ["--tensor-parallel-size", "4"]},
