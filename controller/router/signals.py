@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 USED_S = 10.0  # only replicas that had a request within so long are asked
 RARELY_S = 60.0  # where there are no metrics
+UNTRIED_S = 30.0
+"""After so long without a request nobody knows how fast it answers. Whoever was slow once would
+get none any more, and so could not show that it is not."""
 STALE_S = 5.0  # a reading counts for so long, or until two more should have come
 WITHIN_S = 1.0
 AT_ONCE = 16
@@ -87,6 +90,8 @@ class Signals:
             for pool in self._core.fleet.pools.values():
                 if pool.signal.state == "fresh" or now - pool.since < RAMP_S + 2 * TICK_S:
                     refresh(pool, now)
+                if pool.first_byte_s:
+                    forget_speed(pool, now)
             await trio.sleep(TICK_S)
 
     def _due(self, now: float) -> list[Pool]:
@@ -118,6 +123,7 @@ async def ask(pool: Pool, limit: trio.CapacityLimiter, every_s: float) -> None:
             now = time.monotonic()
             signal.next_at = now + every_s
             signal.missed(str(error), now)
+    refresh(pool, now)  # what it told before weighs no more (case C07)
 
 
 def take(pool: Pool, reply: Reply, now: float, every_s: float) -> None:
@@ -142,6 +148,12 @@ def take(pool: Pool, reply: Reply, now: float, every_s: float) -> None:
     signal.told(reading, now, every_s)
     # What it has queued waits behind all that runs, so it counts twice.
     pool.foreign = max(0.0, reading.running + reading.waiting - pool.in_flight) + reading.waiting
+
+
+def forget_speed(pool: Pool, now: float) -> None:
+    """Compare it by its load alone, as a new one, when it was not tried for long."""
+    if not pool.in_flight and pool.last_used is not None and now - pool.last_used > UNTRIED_S:
+        pool.first_byte_s = 0.0
 
 
 def refresh(pool: Pool, now: float) -> None:

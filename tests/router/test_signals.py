@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from controller.router.config import Watching
 from controller.router.gauges import Reading, read_page
-from controller.router.signals import RARELY_S, STALE_S, Signal, ask, refresh
+from controller.router.pool import MOST_DEPTH
+from controller.router.scoring import RAMP_S
+from controller.router.signals import RARELY_S, STALE_S, UNTRIED_S, Signal, ask
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -79,23 +81,64 @@ async def test_what_others_run_there_is_known(house: House) -> None:
 async def test_C07_without_metrics_our_own_counts_do(
     house: House, how: dict[str, Any], why: str
 ) -> None:
-    pool = await start(
-        house, metrics="vllm:num_requests_running 999\nvllm:num_requests_waiting 9\n"
-    )
-    assert (await house.ask()).status == 200
-    await until(lambda: pool.signal.state == "fresh")
-    house.engines[0].default = how
+    pool = await loaded(house)
     pool.signal.good_until -= STALE_S  # as if that were long ago
+    house.engines[0].default = how
     await ask(pool, trio.CapacityLimiter(1), 60.0)
-    refresh(pool, pool.signal.next_at)
     assert pool.signal.state == "stale_metrics"
-    assert pool.foreign == 0.0
+    assert (pool.foreign, pool.drag * MOST_DEPTH) == (0.0, 1.0)
     (shown,) = house.core.snapshot()["endpoints"]
     assert shown["signal"] == "stale_metrics"
     assert why in shown["why"]
     assert "running" not in shown  # unknown is not zero
     if "close" not in how:
         assert (await house.ask()).status == 200  # requests flow
+
+
+async def loaded(house: House) -> Pool:
+    """A replica, no new one, that has told of much load, and is asked by nobody but the test."""
+    page = (
+        "vllm:num_requests_running 999\nvllm:num_requests_waiting 9\nvllm:kv_cache_usage_perc 1\n"
+    )
+    house.engine(metrics=page)
+    await house.start()
+    pool = house.core.fleet.pools["e0"]
+    pool.since -= 2 * RAMP_S
+    assert (await house.ask()).status == 200
+    await ask(pool, trio.CapacityLimiter(1), 1.0)
+    assert (pool.foreign, round(pool.drag * MOST_DEPTH, 3)) == (999 + 9 + 9, 2.0)
+    return pool
+
+
+async def test_C07_an_engine_that_has_no_metrics_any_more_has_no_load_any_more(
+    house: House,
+) -> None:
+    pool = await loaded(house)
+    house.engines[0].default = {"metrics": 404}
+    await ask(pool, trio.CapacityLimiter(1), 60.0)
+    assert pool.signal.state == "no_metrics"
+    assert (pool.foreign, pool.drag * MOST_DEPTH) == (0.0, 1.0)
+
+
+async def test_a_replica_that_was_slow_gets_another_chance(house: House) -> None:
+    slow, quick = house.engine(), house.engine()
+    await house.start(scoring="latency", watching=Watching(metrics_s=0, health_s=0))
+    pools = house.core.fleet.pools
+    pools["e0"].timed(9.0)
+    pools["e1"].timed(0.001)
+    for _ in range(10):
+        assert (await house.ask()).status == 200
+    assert (len(slow.chats()), len(quick.chats())) == (0, 10)
+    pools["e0"].last_used = time.monotonic() - UNTRIED_S
+    await until(lambda: not pools["e0"].first_byte_s)
+    assert pools["e1"].first_byte_s
+    told = {
+        shown["replica"]: shown.get("first_byte_s") for shown in house.core.snapshot()["endpoints"]
+    }
+    assert told["e0"] is None  # unknown, not zero
+    while not slow.chats():
+        assert (await house.ask()).status == 200
+    assert 0 < pools["e0"].first_byte_s < 1
 
 
 async def test_an_engine_without_metrics_is_asked_rarely(house: House) -> None:
