@@ -8,6 +8,15 @@ create or replace view llmgw_core.live_router as
 select c.id from llmgw_core.controller c where c.role = 'router' and c.seen_at > clock_timestamp() - llmgw_core.seconds('demand_stale');
 comment on view llmgw_core.live_router is 'Router processes that were heard of lately.';
 
+create or replace view llmgw_core.replica_use as
+with live as materialized (
+    select c.id from llmgw_core.controller c
+    where c.role = 'router' and (c.seen_at > clock_timestamp() - llmgw_core.seconds('demand_stale') or llmgw_core.present(c.id)))
+select x.replica_id, (sum(x.in_flight) filter (where l.id is not null))::int as in_flight,
+    max(case when l.id is null and x.in_flight > 0 then x.reported_at else x.last_used_at end) as last_used_at
+from llmgw_core.router_use x left join live l on l.id = x.router_id group by x.replica_id;
+comment on view llmgw_core.replica_use is 'What runs on each replica by the word of live routers (null without any), and when it was used last; a router that was killed with requests running used it until its last word. The planner asks the same (queries/tick.sql, uses).';
+
 create or replace view llmgw_core.measured as
 select c.model, c.profile, min(c.concurrency) as concurrency from llmgw_core.capacity c group by c.model, c.profile;
 comment on view llmgw_core.measured is 'How many requests at once a replica of a profile serves: the weakest class of node counts. Scaling and the depth of replicas are made of it.';

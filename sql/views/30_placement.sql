@@ -11,9 +11,9 @@ create or replace view llmgw.replicas as
 select r.id, r.model, r.profile, r.state, r.pool,
     (select array_agg(s.node_id order by s.rank) from llmgw_core.shard s where s.replica_id = r.id and s.launch = r.launch) as nodes,
     round(extract(epoch from clock_timestamp() - r.created_at), 1)::double precision as age_seconds,
-    case when u.used is null then -1
-         when u.in_flight > 0 then 0
-         else round(extract(epoch from clock_timestamp() - u.used), 1) end::double precision as idle_seconds,
+    case when u.in_flight > 0 then 0
+         when u.last_used_at is null then -1
+         else round(extract(epoch from clock_timestamp() - u.last_used_at), 1) end::double precision as idle_seconds,
     r.endpoint, r.error, r.reason, r.restarts, u.in_flight,
     m.name is not null and p.fingerprint is distinct from r.fingerprint and r.fingerprint is not null as stale,
     r.backoff_until, r.drain_deadline, r.replace_asked,
@@ -26,11 +26,11 @@ select r.id, r.model, r.profile, r.state, r.pool,
 from llmgw_core.replica r
 left join llmgw_core.model m on m.name = r.model
 left join llmgw_core.profile p on p.model = r.model and p.name = r.profile
-left join lateral (select max(x.last_used_at) as used, sum(x.in_flight)::int as in_flight from llmgw_core.router_use x where x.replica_id = r.id) u on true
+left join llmgw_core.replica_use u on u.replica_id = r.id
 join llmgw_core.depth d on d.replica_id = r.id
 where r.state <> 'gone'
 order by r.id;
-comment on view llmgw.replicas is 'Replicas that are not gone. idle_seconds is -1 when no router has reported any use, which is not the same as idle; stale says that the profile was edited since; replace_asked when an operator wants another in its stead; depth is how many requests at once it is sent by all routers together: measured, or the default of llmgw.settings.';
+comment on view llmgw.replicas is 'Replicas that are not gone. in_flight is what live routers run there; idle_seconds is -1 when no router has reported any use, which is not the same as idle; stale says that the profile was edited since; replace_asked when an operator wants another in its stead; depth is how many requests at once it is sent by all routers together: measured, or the default of llmgw.settings.';
 
 create or replace view llmgw.placements as
 select m.name as model,

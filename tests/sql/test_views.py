@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.types.json import Jsonb
 
+from sql import queries
 from tests.sql.fleet import GIB, HOST, SICK, connected, digest, port
 from tests.sql.spending import spent_some
 from tests.sql.tenants import fill
@@ -90,6 +91,8 @@ ROUTER = "00000000-0000-0000-0000-00000000000a"
 
 def use(fleet, replica, in_flight, age_ms=None, router=ROUTER):
     """What a router says of a replica."""
+    join = "select llmgw_core.controller_join_v1(%s, 'router', 'h', 1, '0')"
+    fleet.controller.execute(join, (router,))
     row = {"replica_id": replica, "in_flight": in_flight, "last_used_age_ms": age_ms}
     fleet.controller.execute("select llmgw_core.router_report_v1(%s, %s)", (router, Jsonb([row])))
 
@@ -282,6 +285,26 @@ def test_idle_is_minus_one_when_no_router_said_anything(fleet):
     assert fleet.value("select in_flight from llmgw.replicas") == 3
     use(fleet, replica, 0, age_ms=None)
     assert fleet.value(idle) > 0, "a report without a use keeps the last known one"
+
+
+def test_what_a_killed_router_ran_runs_no_more_and_was_used_until_its_last_word(fleet):
+    fleet.model("m")
+    replica = fleet.replica("m")
+    shown = "select in_flight, idle_seconds from llmgw.replicas"
+    use(fleet, replica, 3)
+    assert fleet.rows(shown) == [{"in_flight": 3, "idle_seconds": 0}], "its first ones run still"
+    ago = "update llmgw_core.{} set {at} = {at} - interval '40 s'"
+    for table, at in (("controller", "seen_at"), ("router_use", "reported_at")):
+        fleet.admin.execute(ago.format(table, at=at))
+    [row] = fleet.rows(shown)
+    assert row["in_flight"] is None, "no live router says anything"
+    assert 40 <= row["idle_seconds"] < 50
+    assert fleet.value("select router->>'in_flight' from llmgw.summary") is None
+    [known] = fleet.rows(queries("tick")["uses"].replace("$1", "0"))
+    assert known["in_flight"] == 0, "the planner knows it too"
+    use(fleet, replica, 1, router="00000000-0000-0000-0000-00000000000b")
+    assert fleet.rows(shown) == [{"in_flight": 1, "idle_seconds": 0}]
+    assert fleet.value("select router->>'in_flight' from llmgw.summary") == "1"
 
 
 def test_an_edited_profile_makes_its_replicas_stale_and_nothing_else(fleet):
