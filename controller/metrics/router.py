@@ -34,8 +34,12 @@ COUNTERS = {
         "damaged on disk; refused by Postgres",
         ["what"],
     ),
-    "refusals": ("refusals", "requests refused by the router", ["reason"]),
-    "admissions": ("admissions", "requests sent: at_once, or queued before", ["model", "how"]),
+    "refusals": ("refusals", "requests answered with an error of the router's own", ["reason"]),
+    "admissions": (
+        "admissions",
+        "requests that came to an engine: at_once, queued for room, or woken: their model started",
+        ["model", "how"],
+    ),
     "retries": ("upstream_retries", "attempts made again", ["reason"]),
     "retries_refused": (
         "upstream_retries_refused",
@@ -43,7 +47,11 @@ COUNTERS = {
         ["reason"],
     ),
     "fallbacks": ("fallbacks", "another model asked instead", ["model", "fallback", "reason"]),
-    "upstream_failures": ("upstream_failures", "attempts that failed", ["replica", "cause"]),
+    "upstream_failures": (
+        "upstream_failures",
+        "attempts that failed, by what happened or the status that the engine answered",
+        ["replica", "cause"],
+    ),
     "trips": ("replica_trips", "times that a replica's breaker opened", ["replica"]),
     "cancellations": ("cancellations", "requests whose client left", ["model"]),
 }
@@ -70,7 +78,11 @@ PER_WORKER = {
 }
 HISTOGRAMS = {
     "duration": ("request_duration_seconds", "whole requests", ["model", "endpoint"]),
-    "queue_wait": ("queue_wait_seconds", "of requests that waited for a place", ["model"]),
+    "queue_wait": (
+        "queue_wait_seconds",
+        "of requests that waited for a place and got it",
+        ["model"],
+    ),
     "ttft": ("time_to_first_token_seconds", "until the first token of a stream", ["model"]),
     "itl": (
         "inter_token_latency_seconds",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from controller.router import errors
 from controller.router.fairqueue import FairQueue
 from controller.router.pace import Pace
+from controller.router.stats import QUEUED
 from controller.router.waiters import Waiters, patience
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Admission(Waiters):
     """All queues of one process."""
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        super().__init__(core, QUEUED)
         self._lines: dict[str, Line] = {}
         self._wider: dict[str, None] = {}  # models that may have room, to be looked at this turn
 

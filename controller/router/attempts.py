@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from controller.router import errors, fallbacks
 from controller.router.body import rewritten, too_deep
 from controller.router.deadlines import NEVER, Timed
+from controller.router.errors import UPSTREAM_FAILED
 from controller.router.forward import request_bytes
+from controller.router.relay import ERROR_EVENT
+from controller.router.stats import AT_ONCE
 from controller.router.upstream import Cause, Failure, UpstreamConnection
 from controller.router.verdict import (
     BUSY,
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S = 0.1  # while a replica's probe is out
 MAX_CONNECT_FAILURES = 10
+NO_ANSWER = "no_answer"  # a 200 with nothing in it, or with what nobody can read
+ENDED_BADLY = {ERROR_EVENT: "error_event", UPSTREAM_FAILED: NO_ANSWER}
+"""Why an attempt failed whose answer the client saw in part, by the code of its row."""
 
 
 class Attempts(Timed):
@@ -49,6 +55,7 @@ class Attempts(Timed):
     fallback: str | None = None  # why it is not the model
     fallback_by = "settings"  # who said when another model may answer
     queued_s = 0.0  # waited in all, until now
+    admitted = AT_ONCE  # or where it waited last
     target: Target | None = None
     up: UpstreamConnection | None = None  # the attempt that runs now
     count = 0
@@ -113,8 +120,6 @@ class Attempts(Timed):
             self._given = None
         elif not (core.admission.count and core.admission.queues(self.serving)):
             target = core.fleet.choose(self.serving, self._tried, self.want)
-            if target is not None and not self.count:
-                core.stats.model(self.serving).at_once += 1
         if target is None:
             return self._unserved()
         self._send(target)
@@ -199,7 +204,8 @@ class Attempts(Timed):
     def after_answer(self, status: int, told: bytes, retry_after_s: int | None) -> bool:
         """Whether another attempt takes over from an engine's own error, which says `told`."""
         assert self.target is not None
-        self._note_failure(str(status))
+        if self.holds(status):  # else it is the request's fault, told in whatever way
+            self._note_failure(str(status))
         verdict = judge(status, told)
         if verdict is BUSY:
             self.target.pool.busy(retry_after_s)
@@ -222,9 +228,29 @@ class Attempts(Timed):
         if self.target is not None and not stale:
             self.target.pool.failed(failure.cause)
 
-    def _note_failure(self, why: str) -> None:
-        """Keep what became of an attempt, for the usage row; most requests have none."""
+    def ended(self, code: str) -> None:
+        """The engine's answer came to its end, and is none for this reason: nobody had told yet."""
         assert self.target is not None
+        why = ENDED_BADLY.get(code)
+        if why is not None:
+            self._note_failure(why)
+            self.target.pool.answered(500)
+
+    def after_no_answer(self, error: ApiError, *, ended: bool) -> ApiError | None:
+        """What came is no answer, as `error` says: a fallback's (None), or the error.
+
+        Not `ended`: it is we who stopped reading, which says nothing of the replica's health.
+        """
+        assert self.target is not None
+        self._note_failure(NO_ANSWER)
+        if ended:
+            self.target.pool.answered(500)
+        return self._instead(error)
+
+    def _note_failure(self, why: str) -> None:
+        """Count what became of an attempt, and keep it for the usage row; most have none."""
+        assert self.target is not None
+        self._core.stats.fail_upstream(self.target.pool.key, why)
         ms = round((time.monotonic() - self._exchange.started) * 1000, 1)
         self.failed = [*(self.failed or ()), [self.target.pool.key, self.serving, why, ms]]
 
@@ -259,6 +285,8 @@ class Attempts(Timed):
                 self._exchange.refuse(too_deep())
                 return
             self.target, self._body = target, body
+        if not self.count:
+            self._core.stats.model(self.serving).admit(self.admitted)
         self.count += 1
         request = request_bytes(self._request, target.pool, self._exchange.request_id, self._body)
         total_due = self.started + self._core.config.timeouts.total_s
@@ -317,7 +345,10 @@ class Attempts(Timed):
             self._send(other)
             return True
         if self._may_queue():
-            return self._queue()
+            if not self._queue():
+                return False
+            self._core.stats.retry("connect_failed")
+            return True
         self._tried = ()
         back_at = max(self._core.fleet.back_at(self.serving), time.monotonic() + LOOK_AGAIN_S)
         if back_at - self.started > self._core.config.timeouts.connect_s:

@@ -66,6 +66,11 @@ class Breaker:
         """Closed and no failure remembered: a good answer changes nothing."""
         return self.closed and not self._history
 
+    def shown(self, now: float) -> Phase:
+        """For people: a hold that is over keeps nobody away, though nobody came since."""
+        over = self.phase is Phase.HELD and now >= self.until
+        return Phase.CLOSED if over else self.phase
+
     @property
     def back_at(self) -> float:
         """The monotonic moment to look again; past while a probe is out, which may end any time."""

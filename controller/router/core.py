@@ -143,6 +143,10 @@ class Core:
             reasons += [f"endpoint {name} is unhealthy: {why}" for name, why in found]
         return reasons
 
+    def waits(self, model: str) -> int:
+        """Requests for the model that wait: for it to start, or for a place."""
+        return self.waiting.waiting(model) + self.admission.waiting(model)
+
     def _rows_as_json(self) -> dict[str, Any]:
         """Rows on their way to the database."""
         return {
@@ -170,14 +174,13 @@ class Core:
             **({} if self.spooling is None else self._rows_as_json()),
             **self.tenancy.as_json(),
             "callback_crashes": self.reactor.crashes,
+            "in_flight": [
+                [m, of.in_flight - self.waits(m)] for m, of in self.stats.models.items() if m
+            ],
             "waiting": self.waiting.as_json(),
             "queued": self.admission.as_json(),
             "replicas": [[pool.key, pool.in_flight] for pool in self.fleet.everyone()],
-            "trips": [
-                [pool.key, pool.breaker.trips]
-                for pool in self.fleet.everyone()
-                if pool.breaker.trips
-            ],
+            "trips": [[key, trips] for key, trips in self.fleet.trips().items()],
             "statics": [static.as_json() for static in self.statics.all],
             "endpoints": [pool.as_json() for pool in self.fleet.pools.values()],
             **self.stats.snapshot(),

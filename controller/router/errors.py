@@ -46,6 +46,8 @@ def _unavailable(code: str, message: str, retry_after_s: int) -> ApiError:
 BUSY_S = 1
 """Come back after so long, when a busy engine does not say it (queues move within a second)."""
 _TOO_SLOW_S = 5
+UPSTREAM_FAILED = "upstream_failed"
+"""The code of a request whose engine failed on it."""
 
 # One body for unknown, malformed, revoked and expired keys, so that none can be told from another.
 BAD_KEY = ApiError(
@@ -229,7 +231,7 @@ def upstream_failed(model: str, why: str) -> ApiError:
     return ApiError(
         502,
         "server_error",
-        "upstream_failed",
+        UPSTREAM_FAILED,
         f"The engine that serves model '{model}' failed: {why}. The request may be sent again.",
         retry_after_s=1,
     )

@@ -17,7 +17,7 @@ from controller.router.held import Held
 from controller.router.intake import Intake
 from controller.router.plain import whole
 from controller.router.record import Ending, record
-from controller.router.relay import ERROR_EVENT, Head, StreamRelay, Wish
+from controller.router.relay import Head, StreamRelay, Wish
 from controller.router.states import State
 from controller.router.stored import Owner, response_id
 from controller.router.tokens import UNKNOWN, Tokens
@@ -58,7 +58,6 @@ class Exchange(Intake):
             return  # settled meanwhile
         assert attempts.target is not None
         attempts.up = None
-        self._core.stats.fail_upstream(attempts.target.pool.key, failure.cause.value)
         attempts.blame(failure)
         try:
             if self._state is State.RELAYING:
@@ -186,7 +185,7 @@ class Exchange(Intake):
         if out and self._state is State.WAITING:
             self._relaying()
         if relay.refusal is not None:
-            self._refused(relay.refusal)
+            self._refused(relay.refusal, complete=complete)
             return
         if complete or relay.ended:
             self._finish(relay, out)
@@ -214,15 +213,23 @@ class Exchange(Intake):
         if relay.status not in BY_STATUS and attempts.target is not None:
             attempts.target.pool.answered(relay.status)
 
-    def _refused(self, error: ApiError) -> None:
+    def _refused(self, error: ApiError, *, complete: bool) -> None:
         """Nothing was sent. An engine's stream that began with an error is as good as a status."""
-        attempts = self.attempts
-        if attempts is not None and self.delivery.failed_first:
+        attempts, delivery = self.attempts, self.delivery
+        if attempts is None:
+            return
+        if delivery.failed_first:
             told, back_s = error.message.encode(), error.retry_after_s
             if attempts.after_answer(error.status, told, back_s):
-                self.delivery.forget()
-                return
-        self.refuse(error)
+                delivery.forget()
+            else:
+                self._tell(error, f"upstream_{error.status}")  # as if it had been the status
+            return
+        told_error = attempts.after_no_answer(error, ended=complete)
+        if told_error is None:
+            delivery.forget()
+        else:
+            self.refuse(told_error)
 
     def _broken(self, error: ApiError) -> None:
         relay = self.delivery.relay
@@ -235,14 +242,17 @@ class Exchange(Intake):
             self._settle(relay.outcome, relay.status, relay.code, self._used(relay))
             self.client.finished(close=True)
         else:
-            self._finish(relay, out)
+            self._end(relay, out)
 
     def _finish(self, relay: PlainRelay | StreamRelay, last: bytes) -> None:
+        """The engine has ended its answer."""
+        if relay.code is not None and self.attempts is not None:
+            self.attempts.ended(relay.code)
+        self._end(relay, last)
+
+    def _end(self, relay: PlainRelay | StreamRelay, last: bytes) -> None:
         """The row is kept before the client can have the last byte: no kill comes in between."""
         self._drop_upstream()
-        attempts = self.attempts
-        if relay.code == ERROR_EVENT and attempts is not None and attempts.target is not None:
-            attempts.target.pool.answered(500)
         self._settle(relay.outcome, relay.status, relay.code, self._used(relay))
         in_order = relay.outcome != "partial" or relay.code == "engine_aborted"
         framed = self.request.version == "1.1"
@@ -291,12 +301,16 @@ class Exchange(Intake):
             self._settle("ok", 204, None, UNKNOWN)
             self.client.respond_options(error.allow, self.request_id, self.request)
             return
-        self._drop_upstream()
         self._core.stats.refuse(error.code)
+        self._tell(error, error.code)
+
+    def _tell(self, error: ApiError, code: str) -> None:
+        """Answer with this error, ours or an engine's; `code` is the row's."""
+        self._drop_upstream()
         attempts = self.attempts
         told = explain.headers(attempts) if attempts is not None and self.request.explain else ()
         told += self._core.tenancy.headers(self)
-        self._settle("error", error.status, error.code, UNKNOWN)
+        self._settle("error", error.status, code, UNKNOWN)
         event = self.delivery.refused(error)
         if event is None:
             self.client.respond_error(error, self.request_id, self.request, told)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from controller.router.breaker import Phase
@@ -48,6 +49,7 @@ class Fleet:
         self._ready: dict[str, Group[Target]] = {}
         self._on_demand: frozenset[str] = frozenset()
         self._leaving: list[Pool] = []
+        self._tripped: Counter[str] = Counter()  # trips of replicas that left, which may return
         self._trips: dict[str, tuple[float, float]] = {}  # of places without a pool as yet
 
     def connection(self, sock: Any, pool: Pool) -> UpstreamConnection:
@@ -91,7 +93,9 @@ class Fleet:
             if pools.get(key) is not pool:
                 pool.retire()
                 self._leaving.append(pool)
-        self._leaving = [pool for pool in self._leaving if pool.in_flight]
+        for pool in [pool for pool in self._leaving if not pool.in_flight]:
+            self._tripped[pool.key] += pool.breaker.trips
+            self._leaving.remove(pool)
 
     def serves(self, model: str, tried: tuple[Pool, ...] = ()) -> bool:
         """Whether a replica of the model is ready that was not tried yet, with room or without."""
@@ -176,6 +180,13 @@ class Fleet:
             and pool.breaker.phase is not Phase.HELD
             and pool.breaker.until > now
         ]
+
+    def trips(self) -> dict[str, int]:
+        """How often each replica's breaker opened; it never falls, though replicas come and go."""
+        found = self._tripped.copy()
+        for pool in self.everyone():
+            found[pool.key] += pool.breaker.trips
+        return +found
 
     def resume(self, trips: Iterable[Mapping[str, Any]]) -> None:
         """Take over rows of `route_trips`: breakers that were open when this process started."""

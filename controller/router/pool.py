@@ -180,7 +180,7 @@ class Pool:
             "ready": self.ready,
             "in_flight": self.in_flight,
             "score": load(self),
-            "breaker": self.breaker.phase.value,
+            "breaker": self.breaker.shown(time.monotonic()).value,
             **known,
         }
 

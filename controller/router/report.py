@@ -67,11 +67,10 @@ class Reporter:
 
     def demand(self) -> list[dict[str, Any]]:
         """One row per model that is asked for: waiting, running, and how long ago unfound."""
-        room, queue = self._core.waiting, self._core.admission
-        wanted = room.wanted()
+        wanted = self._core.waiting.wanted()
         rows = []
         for name, counts in self._core.stats.models.items():
-            waiting, age_s = room.waiting(name) + queue.waiting(name), wanted.get(name)
+            waiting, age_s = self._core.waits(name), wanted.get(name)
             if name and (counts.in_flight or age_s is not None):
                 rows.append(
                     {

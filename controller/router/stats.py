@@ -21,6 +21,11 @@ TOKEN_BOUNDS_S = (
 """Between two tokens: from a small model alone on a card to one in swap."""
 
 
+AT_ONCE, QUEUED, WOKEN = "at_once", "queued", "woken"
+"""How a request came to its first engine: it found room, it waited for room, or for its model to
+start."""
+
+
 class Histogram:
     """Counts per bucket (upper bounds in seconds, one more for above), their sum and number."""
 
@@ -55,20 +60,24 @@ class ModelStats:
     """Everything counted for one model; "" stands for requests refused before it was known."""
 
     __slots__ = (
-        "at_once", "cached", "endpoints", "estimated", "in_flight", "itl", "outcomes",
+        "admissions", "cached", "endpoints", "estimated", "in_flight", "itl", "outcomes",
         "queue_wait", "tokens_in", "tokens_out", "ttft",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.in_flight = 0
+        self.in_flight = 0  # those that wait included
         self.tokens_in = self.tokens_out = self.cached = 0
         self.estimated = 0  # requests whose engine did not tell all its tokens
         self.outcomes: dict[str, int] = {}  # ok, error, client_closed, partial
         self.endpoints: dict[str, EndpointStats] = {}
         self.ttft = Histogram()
         self.itl = Histogram(TOKEN_BOUNDS_S)  # of each stream the mean
-        self.at_once = 0  # sent without a wait for room
-        self.queue_wait = Histogram()  # of those sent after one
+        self.admissions: dict[str, int] = {}  # requests by how they came to their first engine
+        self.queue_wait = Histogram()  # of waits for room that ended with it
+
+    def admit(self, how: str) -> None:
+        """A request's first engine gets it now."""
+        self.admissions[how] = self.admissions.get(how, 0) + 1
 
     def settle(self, endpoint: str, http_status: int, outcome: str, seconds: float) -> None:
         """One request is over; `http_status` is what the client saw (499: it saw nothing)."""
@@ -95,7 +104,7 @@ class Stats:
         self.retries: dict[str, int] = {}  # reason
         self.retries_refused: dict[str, int] = {}  # reason; the budget was exhausted
         self.fallbacks: dict[tuple[str, str, str], int] = {}  # model, the one instead, reason
-        self.upstream_failures: dict[tuple[str, str], int] = {}  # replica, cause
+        self.upstream_failures: dict[tuple[str, str], int] = {}  # replica, cause or status
         self.usage_rows: dict[str, int] = {}  # what became of rows
         self.counts: dict[str, int] = {}  # everything without labels
 
@@ -156,12 +165,7 @@ class Stats:
             "ttft": [[m, of.ttft.as_json()] for m, of in models if of.ttft.count],
             "itl": [[m, of.itl.as_json()] for m, of in models if of.itl.count],
             "queue_wait": [[m, of.queue_wait.as_json()] for m, of in models if of.queue_wait.count],
-            "admissions": [
-                [m, how, n]
-                for m, of in models
-                for how, n in (("at_once", of.at_once), ("queued", of.queue_wait.count))
-                if n
-            ],
+            "admissions": [[m, how, n] for m, of in models for how, n in of.admissions.items()],
             "tokens": [
                 [m, word, n]
                 for m, of in models
@@ -169,7 +173,6 @@ class Stats:
                 if n
             ],
             "estimated": [[m, of.estimated] for m, of in models if of.estimated],
-            "in_flight": [[m, of.in_flight] for m, of in models if m],
             "refusals": [[code, n] for code, n in self.refusals.items()],
             "retries": [[reason, n] for reason, n in self.retries.items()],
             "retries_refused": [[reason, n] for reason, n in self.retries_refused.items()],

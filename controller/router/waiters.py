@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 class Waiters(ABC):
     """The places of one process. `attempts.resume`, `expired` or `cancel` ends a wait."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, word: str) -> None:
+        """`word` says in metrics how those that waited here came to their engine."""
         self._core = core
+        self._word = word
         self.count = 0
         self.bytes = 0
 
@@ -39,6 +41,7 @@ class Waiters(ABC):
         self.count -= 1
         self.bytes -= len(attempts.asked.raw)
         attempts.waits = None
+        attempts.admitted = self._word
         attempts.queued_s += time.monotonic() - attempts.waits_since
         self._core.deadlines.set(attempts, math.inf)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from controller.router import errors
+from controller.router.stats import WOKEN
 from controller.router.waiters import Waiters, patience
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class WaitingRoom(Waiters):
     """All lines of one process."""
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        super().__init__(core, WOKEN)
         self._lines: dict[str, Line] = {}
         self.news = trio.Event()
 

@@ -26,6 +26,7 @@ def snapshot_of(worker: int, stats: Stats, **more: object) -> dict[str, object]:
     return {
         "worker": worker,
         "life": f"first-{worker}",
+        "in_flight": [["m", 1]],
         "waiting": [["m", 3]],
         "queued": [["m", 2]],
         "replicas": [["5", 2]],
@@ -222,7 +223,7 @@ def told(models=("m",)) -> Stats:
         entry.settle("chat", 499, "client_closed", 3.0)
         entry.ttft.observe(0.1)
         entry.queue_wait.observe(1.5)
-        entry.at_once = 1
+        entry.admissions = {"at_once": 1, "queued": 1}
         entry.tokens_in, entry.tokens_out, entry.estimated = 7, 3, 2
         entry.itl.observe(0.018)
     stats.refuse("unknown_model")

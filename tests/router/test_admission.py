@@ -102,6 +102,7 @@ async def test_who_finds_no_room_waits_and_goes_on_in_order(full: Full) -> None:
     fillers = await full.fill(2)
     wires = await full.queue("a", "b", "c")
     assert full.house.core.snapshot()["queued"] == [["m", 3]]
+    assert full.house.core.snapshot()["in_flight"] == [["m", 2]]
     assert full.held() == 2
     await full.next(3)
     assert full.served() == ["a", "b", "c"]
@@ -350,6 +351,9 @@ async def test_a_retry_that_finds_the_other_replicas_full_waits_for_them(
     await full.next()
     good.release()
     assert await answered(first, *wires) == [200, 200]
+    told = house.core.snapshot()
+    assert sum(n for _, _, n in told["admissions"]) == 2, "each request once, however often sent"
+    assert sum(n for _, n in told["retries"]) == sum(row["attempts"] for row in house.rows) - 2
 
 
 async def test_what_waits_is_told_as_demand(full: Full) -> None:

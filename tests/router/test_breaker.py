@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from controller.router.breaker import Breaker, BreakerRules, Phase
 from controller.router.config import Retries, Timeouts
 from controller.router.scoring import RAMP_S
+from controller.router.table import RouteTable
+from controller.router.upstream import Cause
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -116,6 +118,15 @@ def test_C02_a_busy_replica_is_held_for_a_moment_and_taken_back_by_silence() -> 
     assert breaker.closed
 
 
+def test_a_hold_that_is_over_is_not_shown_though_nobody_came_since() -> None:
+    breaker = Breaker(RULES)
+    breaker.busy(100.0)
+    assert (breaker.shown(100.0), breaker.shown(101.0)) == (Phase.HELD, Phase.CLOSED)
+    for _ in range(5):
+        breaker.failed(102.0)
+    assert breaker.shown(999.0) is Phase.OPEN, "that it works again is not known"
+
+
 def test_an_unreachable_replica_is_held_from_the_first_failure_on() -> None:
     breaker = Breaker(RULES)
     breaker.failed(0.0, unreachable=True)
@@ -128,6 +139,19 @@ def test_an_unreachable_replica_is_held_from_the_first_failure_on() -> None:
 
 
 # -- before engines --------------------------------------------------------------------------------
+
+
+async def test_trips_are_counted_on_when_a_replica_left_and_came_back(house: House) -> None:
+    await house.start()
+    fleet = house.core.fleet
+    table, places = fleet.table, {p.endpoint: p.address for p in fleet.pools.values()}
+    for trips in (1, 2, 3):
+        for _ in range(5):
+            fleet.pools["e0"].failed(Cause.CLOSED_EARLY)
+        assert house.core.snapshot()["trips"] == [["e0", trips]]
+        fleet.swap(RouteTable(), {})
+        assert house.core.snapshot()["trips"] == [["e0", trips]]
+        fleet.swap(table, places)
 
 
 async def test_C01_client_errors_are_no_failures_of_the_replica(house: House) -> None:

@@ -14,6 +14,7 @@ import trio
 from controller.metrics.router import families
 from tests import fake_engine
 from tests.fake_engine import FakeEngine
+from tests.router.conftest import NEVER_OPEN
 from tests.router.wire import ShortAnswer, post_bytes, until
 from tests.tcp_proxy import TcpProxy
 
@@ -170,6 +171,53 @@ async def test_the_engines_own_errors_pass_unchanged(house: House, status: int) 
     assert answer.json == {"error": "as it is"}
     row = await house.row()
     assert (row["status"], row["error_code"]) == ("error", f"upstream_{status}")
+
+
+@pytest.mark.parametrize("code", [400, 429, 500, 503])
+async def test_an_error_is_recorded_alike_as_status_and_as_first_event(
+    house: House, code: int
+) -> None:
+    told = {"message": "no", "type": "odd", "code": code}
+    ways: list[dict[str, Any]] = [
+        {"fake": {"status": code, "body": {"error": told}}},
+        {"stream": True, "fake": {"status": code, "body": {"error": told}}},
+        {"stream": True, "fake": {"error_first": {"error": told}}},
+        {
+            "stream": True,
+            "fake": {"error_first": {"error": {**told, "code": "word", "type": code}}},
+        },
+    ]
+    house.engine()
+    await house.start(breaker=NEVER_OPEN)
+    for way in ways:
+        assert (await house.ask(**way)).status == code
+    ends = [(row["status"], row["error_code"], row["http_status"]) for row in house.rows]
+    assert ends == [("error", f"upstream_{code}", code)] * len(ways)
+    stats = house.core.stats
+    assert stats.refusals == {}  # it was the engine; and its words are no label of ours
+    assert stats.upstream_failures == ({} if code == 400 else {("e0", str(code)): len(ways)})
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ({"raw": ""}, "no_answer"),
+        ({"raw": ": ping\n\n"}, "no_answer"),
+        ({"raw": 'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'}, "no_answer"),
+        ({"error_at": 1}, "error_event"),
+        ({"die_at": 1}, "closed_early"),
+        ({"die_at": 0}, "closed_early"),
+    ],
+)
+async def test_a_stream_without_its_end_is_a_failure_of_its_replica(
+    house: House, how: dict[str, Any], cause: str
+) -> None:
+    house.engine(**how)
+    await house.start()
+    await house.ask(stream=True)
+    await until(lambda: len(house.rows))
+    assert house.core.stats.upstream_failures == {("e0", cause): 1}
+    assert not house.core.fleet.pools["e0"].breaker.spotless
 
 
 # -- plain answers cut short ---------------------------------------------------------------------

@@ -129,7 +129,11 @@ async def test_C10_plain_calls_and_streams_fall_back_alike(
     await until(house.idle)
 
 
-@pytest.mark.parametrize("how", [{"first_delay": 5}, {"error_first": {"error": {"code": 503}}}])
+@pytest.mark.parametrize(
+    "how",
+    [{"first_delay": 5}, {"error_first": {"error": {"code": 503}}}, {"raw": ""},
+     {"raw": ": ping\n\n", "framing": "close"}, {"raw": "", "gzip": True}],
+)  # fmt: skip
 async def test_C10_a_stream_without_a_token_falls_back(
     house: House, quick: Any, how: dict[str, Any]
 ) -> None:
@@ -138,6 +142,13 @@ async def test_C10_a_stream_without_a_token_falls_back(
     assert answer.headers["x-llmgw-model"] == "b"
     assert models(answer, stream=True) == {"a"}
     assert b"error" not in answer.body
+
+
+async def test_C10_an_answer_that_nobody_can_read_falls_back(house: House) -> None:
+    await start(house, {"headers": "content-encoding: gzip\r\n"}, {})  # and it is none
+    answer = await told(house, model="short")
+    assert answer.headers["x-llmgw-fallback"] == "b; on=error; by=settings"
+    assert house.core.stats.upstream_failures == {("on-a", "no_answer"): 1}
 
 
 async def test_C10_a_model_without_a_replica_falls_back(house: House) -> None:
@@ -150,6 +161,7 @@ async def test_C10_a_model_without_a_replica_falls_back(house: House) -> None:
     answer = await told(house)
     assert answer.headers["x-llmgw-fallback"] == "b; on=unavailable; by=settings"
     assert answer.headers["x-llmgw-attempts"] == "1"
+    assert house.core.snapshot()["admissions"] == [["b", "at_once", 1]]
 
 
 async def test_chains_end_and_the_last_answer_is_told(house: House) -> None:

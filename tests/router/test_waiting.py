@@ -108,9 +108,11 @@ async def test_requests_wait_and_go_on_when_a_replica_is_there(house: House) -> 
     wires = [await house.ask(model=name) for name in ("m", "short", "m")]
     wires.append(await house.ask(stream=True))
     await house.waiting(4)
-    assert house.running.core.snapshot()["waiting"] == [["m", 4]]
+    told = house.running.core.snapshot()
+    assert (told["waiting"], told["in_flight"]) == ([["m", 4]], [["m", 0]])
     house.ready()
     found = await answers(*wires)
+    assert house.running.core.snapshot()["admissions"] == [["m", "woken", 4]]
     assert [a.status for a in found] == [200] * 4
     assert found[3].events[-1] == "[DONE]"
     assert house.running.core.snapshot()["waiting"] in ([], [["m", 0]])
