@@ -58,6 +58,7 @@ class RouterTotals(Answer):
     requests_per_s: float
     errors: int
     in_flight: int | None = None
+    queue: int | None = None
 
 
 class ControllerTotals(Answer):

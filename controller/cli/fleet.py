@@ -31,7 +31,7 @@ def _status_text(session: Session, found: dict[str, Any]) -> str:
     leader = f"{control['leader']}, term {control['term']}" if "leader" in control else "nobody"
     idle = (f"{i['name']}/{i['replica']} {age(i['idle_seconds'])} ({i['gpus']} GPUs)"
             for i in found["idle_replicas"])  # fmt: skip
-    in_flight = router.get("in_flight")
+    in_flight, queue = router.get("in_flight", "-"), router.get("queue", "-")
     return lines(
         _capacity(session, found["gpus"]),
         *_gangs(session, found["gangs"]),
@@ -43,7 +43,7 @@ def _status_text(session: Session, found: dict[str, Any]) -> str:
         f"replicas: {counts(found['replicas'])}",
         f"idle longest: {joined(idle)}",
         f"routers: {router['requests_per_s']:g} requests/s, {router['errors']} errors in the last "
-        f"minute, {'-' if in_flight is None else in_flight} in flight",
+        f"minute, {in_flight} in flight, {queue} waiting",
         f"controllers: {control['alive']} alive, {control['routers']} routers; leader: {leader}",
     )  # fmt: skip
 

@@ -37,13 +37,31 @@ class EarlyRelay(StreamRelay):
 
 
 class LateStream(StreamRelay):
-    """An engine's event stream after a head of ours."""
+    """An engine's event stream after a head of ours.
 
-    __slots__ = ()
+    Of this engine's answer the client has seen nothing before its first event, so that until then
+    another may answer.
+    """
+
+    __slots__ = ("_fresh",)
 
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, limits)
         self._head = b""
+        self._fresh = True
+
+    @property
+    def untouched(self) -> bool:
+        return self._fresh
+
+    def _hold_back(self, comments: bytes) -> bytes:
+        """The client is told by us that it waits."""
+        return b""
+
+    def _frame(self, data: bytes) -> bytes:
+        if data:
+            self._fresh = False
+        return super()._frame(data)
 
 
 class LatePlain(LateStream):
@@ -54,6 +72,7 @@ class LatePlain(LateStream):
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, limits)
         self._held = b""
+        self._fresh = False  # its status was judged: it is for the client
 
     def flow(self, data: bytes) -> bytes | None:
         """Never: nothing of it goes out."""

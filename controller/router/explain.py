@@ -17,7 +17,12 @@ def headers(attempts: Attempts) -> tuple[tuple[bytes, bytes], ...]:
     `x-llmgw-fallback-on`: for which reasons another model may answer, and who said so; that is
     `previous` when nobody else has the answer that the request goes on from.
     `x-llmgw-fallback` is there when another model answers: which, why, and who allowed it.
+    A head that goes out while the request waits tells nothing that is not known before its end.
     """
+    reasons = ",".join(sorted(attempts.may_fall_back)) or "none"
+    allowed = b"x-llmgw-fallback-on", _value(f"{reasons}; by={attempts.fallback_by}")
+    if attempts.waits is not None:
+        return (allowed,)
     told: list[tuple[bytes, bytes]] = [
         (b"x-llmgw-model", _value(attempts.serving)),
         (b"x-llmgw-attempts", b"%d" % attempts.count),
@@ -25,8 +30,7 @@ def headers(attempts: Attempts) -> tuple[tuple[bytes, bytes], ...]:
     ]
     if attempts.target is not None:
         told.append((b"x-llmgw-replica", _value(attempts.target.pool.key)))
-    reasons = ",".join(sorted(attempts.may_fall_back)) or "none"
-    told.append((b"x-llmgw-fallback-on", _value(f"{reasons}; by={attempts.fallback_by}")))
+    told.append(allowed)
     if attempts.fallback is not None:
         value = f"{attempts.serving}; on={attempts.fallback}; by={attempts.fallback_by}"
         told.append((b"x-llmgw-fallback", _value(value)))

@@ -162,7 +162,7 @@ class StreamRelay(Relay):
             return self._whole(out) + (self.broken(self._too_long()) or b"")
         if not out or self.refusal is not None or self._ended:
             return b""
-        if self._head and not scanner.begun:
+        if not scanner.begun and self.untouched:
             return self._hold_back(out)
         return self._frame(out)
 

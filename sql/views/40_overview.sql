@@ -24,7 +24,7 @@ select
      from (select r.model, r.id, r.idle_seconds, (select count(*) from llmgw_core.gpu_claim c join llmgw_core.shard s on s.id = c.shard_id where s.replica_id = r.id) as held
            from llmgw.replicas r where r.state = 'ready' and r.idle_seconds > 60 order by r.idle_seconds desc limit 10) i) as idle_replicas,
     (select jsonb_build_object('requests_per_s', round(count(*) / 60.0, 2), 'errors', count(*) filter (where u.status in ('error', 'partial')),
-        'in_flight', (select sum(x.in_flight) from llmgw_core.replica_use x))
+        'in_flight', (select sum(x.in_flight) from llmgw_core.replica_use x), 'queue', (select sum(d.waiting) from llmgw.demand d))
      from llmgw_core.usage_event u where u.at > clock_timestamp() - interval '1 min') as router,
     (select jsonb_build_object('alive', count(*) filter (where c.alive and c.role = 'control'), 'routers', count(*) filter (where c.alive and c.role = 'router'),
         'leader', (select l.holder from llmgw.leases l where l.name = 'tick' and l.held), 'term', (select l.term from llmgw_core.lease l where l.name = 'tick'),

@@ -408,28 +408,34 @@ async def test_C10_who_waited_in_vain_is_served_by_a_fallback(house: House, stre
     assert [stats.models[name].in_flight for name in ("m", "always")] == [0, 0]
 
 
-async def test_a_stream_that_was_told_to_wait_goes_past_a_busy_replica(house: House) -> None:
-    with FakeEngine({"status": 503}) as busy, FakeEngine({"error_first": FULL}) as full:
-        rows = [{**house.replicas[0], "replica_id": n, "endpoint": e.url}
-                for n, e in enumerate((busy, full), 7)]  # fmt: skip
-        house.replicas = [*house.replicas, rows[0]]
+@pytest.mark.parametrize(
+    "how", [{"status": 503}, {"error_first": FULL}, {"raw": ": ping\n\n", "end_delay": 0.05}]
+)
+async def test_a_stream_that_was_told_to_wait_is_answered_elsewhere_where_one_fails(
+    house: House, how: dict[str, Any]
+) -> None:
+    with FakeEngine(how) as failing:
+        house.shelf.models[0]["fallbacks"] = ["always"]
+        rest = {**house.replicas[0], "replica_id": 8, "model": "always"}
+        house.replicas = [{**house.replicas[0], "replica_id": 7, "endpoint": failing.url}, rest]
         await house.start(comment_s=0.1)
-        while not busy.chats():  # one of two by chance
-            house.shelf.replicas = []
-            house.hint("")
-            await until(lambda: not house.running.core.fleet.serves("m"))
-            wire = await house.ask(stream=True)
-            await wire.until(b": waiting for model m")
-            house.ready()
-            answer = (await wire.until(b"0\r\n\r\n")).decode()
-            assert "error" not in answer
-            assert "[DONE]" in answer
-        house.shelf.replicas = []
-        house.hint("")
-        await until(lambda: not house.running.core.fleet.serves("m"))
-        wire = await house.ask(stream=True)
+        wire = await house.ask(stream=True, headers={"x_llmgw_explain": "1"})
+        _, headers = await wire.head()
+        told = [name for name in headers if name.startswith("x-llmgw")]
+        assert told == ["x-llmgw-fallback-on"], "no attempt and no wait is over yet"
         await wire.until(b": waiting for model m")
-        house.replicas = [rows[1]]
         house.ready()
         answer = (await wire.until(b"0\r\n\r\n")).decode()
-        assert answer.count('"error"') == 1  # the client has its head: the event is passed on
+    assert len(failing.chats()) == 1
+    assert "error" not in answer
+    assert "ping" not in answer
+    assert "[DONE]" in answer
+
+
+async def test_a_stream_that_was_told_to_wait_gets_a_lone_replicas_error(house: House) -> None:
+    await house.start(comment_s=0.1)
+    wire = await house.ask(stream=True, fake={"error_first": FULL})
+    await wire.until(b": waiting for model m")
+    house.ready()
+    answer = (await wire.until(b"0\r\n\r\n")).decode()
+    assert answer.count('"error"') == 1

@@ -52,11 +52,13 @@ def earlier(fleet, seconds):
 def test_demand_is_the_sum_over_live_routers_and_unknown_without(fleet):
     fleet.model("m")
     assert asked(fleet) == (None, None, None, False, 0)
+    assert fleet.value("select router->>'queue' from llmgw.summary") is None
     one, two = router(fleet), router(fleet)
     assert asked(fleet) == (0, 0, 0, False, 2)
     tell(fleet, one, said(waiting=2, in_flight=3, wanted_age_ms=5), said("unheard-of", 1))
     tell(fleet, two, said(in_flight=4))
     assert asked(fleet) == (2, 7, 9, True, 2)
+    assert fleet.value("select router->'queue' from llmgw.summary") == 2
     tell(fleet, one)  # it names the model no more
     assert asked(fleet) == (0, 4, 9, False, 2)
     fleet.admin.execute(

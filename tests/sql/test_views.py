@@ -363,7 +363,7 @@ def test_the_summary_counts(fleet, lived_in):
     }
     [gpus] = row["gpus"]
     assert (gpus["total"], gpus["used"], gpus["free"], gpus["unavailable"]) == (4, 1, 1, 2)
-    assert row["router"] == {"requests_per_s": 0.02, "errors": 0, "in_flight": 0}
+    assert row["router"] == {"requests_per_s": 0.02, "errors": 0, "in_flight": 0, "queue": 0}
     assert row["controllers"]["alive"] == 0
     assert row["controllers"]["term"] == 1
 
