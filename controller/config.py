@@ -359,7 +359,7 @@ def _judge(settings: Settings) -> None:
 
 
 def _judge_names(settings: Settings) -> None:
-    """An alias or a fallback of a model that nobody has would be passed over in silence."""
+    """An alias or a fallback that means nothing would be passed over in silence."""
     fixed = [endpoint(text).models for text in settings.endpoints]
     if not all(fixed):
         return  # an endpoint that lists its models itself may have any
@@ -368,10 +368,14 @@ def _judge_names(settings: Settings) -> None:
     for alias, model in settings.aliases.items():
         if model not in models:
             raise BadConfig(f"aliases: {alias!r} means {model!r}, but {known}")
+        if alias in models:
+            raise BadConfig(f"aliases: {alias!r} is a model's own name: choose another")
     for model, others in settings.fallbacks.items():
         if model not in models:
             raise BadConfig(f"fallbacks: {model!r} is no model of ours, {known}")
         for other in others:
+            if settings.aliases.get(other, other) == model:
+                raise BadConfig(f"fallbacks: {model!r} falls back to itself: name another model")
             if settings.database is None and other not in models | settings.aliases.keys():
                 raise BadConfig(f"fallbacks: {model!r} falls back to {other!r}, but {known}")
 

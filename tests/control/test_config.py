@@ -384,13 +384,19 @@ def test_A37_origins_are_a_list_or_every_one_and_reach_the_router(of, bare, tmp_
 
 def test_an_alias_or_fallback_of_a_model_that_nobody_has_is_refused(of, bare):
     known = STATIC + 'aliases = { chat = "llama" }\n'
-    assert of(known + 'fallbacks = { llama = ["chat"] }\n').fallbacks == {"llama": ("chat",)}
+    two = 'endpoints = ["a=http://h:1=llama,small"]\naliases = { chat = "small" }\n'
+    assert of(two + 'fallbacks = { llama = ["chat"] }\n').fallbacks == {"llama": ("chat",)}
     told = fault(of, STATIC + 'fallbacks = { llama = ["other"] }\n')
     serve = "fixed replicas (endpoints) serve llama"
     assert told == f"fallbacks: 'llama' falls back to 'other', but {serve}"
     of_a_stranger = STATIC + 'fallbacks = { other = ["llama"] }\n'
     assert "'other' is no model of ours" in fault(of, of_a_stranger)
     assert "'chat' means 'other', but" in fault(of, STATIC + 'aliases = { chat = "other" }\n')
+    own = fault(of, STATIC + 'aliases = { llama = "llama" }\n')
+    assert own == "aliases: 'llama' is a model's own name: choose another"
+    for other in ("llama", "chat"):
+        told = fault(of, known + f'fallbacks = {{ llama = ["{other}"] }}\n')
+        assert told == "fallbacks: 'llama' falls back to itself: name another model"
     assert of(
         'endpoints = ["a=http://h:1"]\n' + of_a_stranger.removeprefix(STATIC)
     )  # it may be there
