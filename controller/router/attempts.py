@@ -68,6 +68,7 @@ class Attempts(Timed):
     _tried: tuple[Pool, ...] = ()
     _resent = False
     _connect_failures = 0
+    _again: str | None = None  # why the next attempt is made, as metrics say it
     _chain: deque[str] | None = None  # fallbacks not tried yet; None: not looked up
     _pinned: tuple[str, str] | None = None  # replica, the stored answer that it holds
 
@@ -190,7 +191,7 @@ class Attempts(Timed):
         assert target is not None
         if not headed and cause is Cause.CLOSED_UNANSWERED and failure.reused and not self._resent:
             self._resent = True  # it had died while idle: the engine never saw the request
-            self._core.stats.retry("stale_connection")
+            self._again = "stale_connection"
             self._send(target, fresh=True)
             return None
         verdict = NOT_AGAIN if headed else BY_CAUSE.get(cause, NOT_AGAIN)
@@ -272,8 +273,6 @@ class Attempts(Timed):
         elif waits is not None:
             self.give_up()
         elif self.up is None:
-            if self._connect_failures:
-                self._core.stats.retry("connect_failed")
             self._exchange.try_again()
 
     def _send(self, target: Target, *, fresh: bool = False) -> None:
@@ -287,6 +286,9 @@ class Attempts(Timed):
             self.target, self._body = target, body
         if not self.count:
             self._core.stats.model(self.serving).admit(self.admitted)
+        elif self._again is not None:
+            self._core.stats.retry(self._again)
+            self._again = None
         self.count += 1
         request = request_bytes(self._request, target.pool, self._exchange.request_id, self._body)
         total_due = self.started + self._core.config.timeouts.total_s
@@ -304,11 +306,10 @@ class Attempts(Timed):
         if (other is None and not self._may_queue()) or not self._pays(verdict.reason):
             return False
         self._resent = self._resent or verdict.again is Again.ONCE
-        if other is None and not self._queue():
-            return False
-        self._core.stats.retry(verdict.reason)
-        if other is not None:
-            self._send(other)
+        self._again = verdict.reason
+        if other is None:
+            return self._queue()
+        self._send(other)
         return True
 
     def _untried(self) -> Target | None:
@@ -339,16 +340,13 @@ class Attempts(Timed):
         self._connect_failures += 1
         if self._connect_failures > MAX_CONNECT_FAILURES:
             return False
+        self._again = "connect_failed"
         other = self._untried()
         if other is not None:
-            self._core.stats.retry("connect_failed")
             self._send(other)
             return True
         if self._may_queue():
-            if not self._queue():
-                return False
-            self._core.stats.retry("connect_failed")
-            return True
+            return self._queue()
         self._tried = ()
         back_at = max(self._core.fleet.back_at(self.serving), time.monotonic() + LOOK_AGAIN_S)
         if back_at - self.started > self._core.config.timeouts.connect_s:
@@ -378,7 +376,7 @@ class Attempts(Timed):
                 return False
             self._core.stats.fall_back(self.model, name, reason)
             self._core.stats.move_in_flight(self.serving, name)
-            self.serving, self.fallback, self._tried = name, reason, ()
+            self.serving, self.fallback, self._tried, self._again = name, reason, (), None
             self._send(target)
             return True
         return False

@@ -14,7 +14,7 @@ from controller.metrics.router import families
 from controller.router.config import Retries, StaticEndpoint, StaticKey
 from controller.router.errors import ApiError
 from controller.router.fallbacks import NONE, WORDS, chain, chosen
-from controller.router.table import Model
+from controller.router.table import Model, RouteTable
 from tests.fake_engine import FakeEngine
 from tests.router.wire import Answer, until
 
@@ -122,6 +122,10 @@ async def test_C10_plain_calls_and_streams_fall_back_alike(
     assert answer.headers["x-llmgw-queue-ms"] == "0"
     row = await house.row()
     assert (row["model_asked"], row["model"], row["status"]) == ("short", "b", "ok")
+    counted = house.core.snapshot()
+    again = sum(n for _, n in counted["retries"])
+    assert row["attempts"] == 1 + again + 1, "the first, those made again, the fallback"
+    assert counted["admissions"] == [["a", "at_once", 1]]
     (family,) = [f for f in families([house.core.snapshot()]) if f.name == "llmgw_fallbacks"]
     (sample,) = family.samples
     assert sample.labels == {"model": "a", "fallback": "b", "reason": reason}
@@ -162,6 +166,20 @@ async def test_C10_a_model_without_a_replica_falls_back(house: House) -> None:
     assert answer.headers["x-llmgw-fallback"] == "b; on=unavailable; by=settings"
     assert answer.headers["x-llmgw-attempts"] == "1"
     assert house.core.snapshot()["admissions"] == [["b", "at_once", 1]]
+
+
+async def test_an_attempt_that_is_not_made_again_is_no_retry(house: House) -> None:
+    await start(house, None, {})
+    core, fleet = house.core, house.core.fleet
+    wire = await house.wire()
+    await wire.chat(model="a", headers=EXPLAIN)
+    await until(lambda: core.stats.upstream_failures)
+    gone = RouteTable(tuple(model for model in fleet.table.models if model.name == "b"))
+    fleet.swap(gone, {pool.endpoint: pool.address for pool in fleet.pools.values()})
+    answer = await wire.answer()
+    assert answer.status == 503, "the name is gone from the table, and its chain with it"
+    (row,) = house.rows
+    assert row["attempts"] == 1 + sum(core.stats.retries.values())
 
 
 async def test_chains_end_and_the_last_answer_is_told(house: House) -> None:
