@@ -26,7 +26,7 @@ SOCKETS = "router-*.sock"
 COUNTERS = {
     "requests": ("requests", "client requests that are over", ["model", "endpoint", "status"]),
     "outcomes": ("request_outcomes", "ok, error, client_closed or partial", ["model", "outcome"]),
-    "tokens": ("tokens", "tokens in, out and cached", ["model", "direction"]),
+    "tokens": ("tokens", "in, out and cached, of the model that served", ["model", "direction"]),
     "estimated": ("usage_estimated", "requests whose tokens are partly estimated", ["model"]),
     "usage_rows": (
         "usage_rows",

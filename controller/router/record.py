@@ -15,6 +15,7 @@ from controller.router.usage import UsageRow
 if TYPE_CHECKING:
     from controller.router.core import Core
     from controller.router.exchange import Exchange
+    from controller.router.stats import ModelStats
     from controller.router.tokens import Tokens
 
 
@@ -51,10 +52,10 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
         if attempts is not None and attempts.serving != attempts.model:
             serving = core.stats.model(attempts.serving)  # it ran there (`move_in_flight`)
         serving.in_flight -= 1
-        stats.count_tokens(ending.tokens)
+        serving.count_tokens(ending.tokens)  # as its row does
         if first_s is not None:
             stats.ttft.observe(first_s)
-            _observe_pace(exchange, ending, seconds - first_s)
+            _observe_pace(exchange, ending, serving, seconds - first_s)
     name = "other" if route is None else route.name
     stats.settle(name, ending.http_status, ending.outcome, seconds)
     counts = exchange.key is not None and route is not None and route.kind is Kind.INFER
@@ -81,16 +82,16 @@ def _first_token_s(exchange: Exchange) -> float | None:
     return None if first is None or asked is None or not asked.stream else first - exchange.started
 
 
-def _observe_pace(exchange: Exchange, ending: Ending, seconds: float) -> None:
+def _observe_pace(exchange: Exchange, ending: Ending, serving: ModelStats, seconds: float) -> None:
     """Count the mean time between a stream's tokens, `seconds` from its first to its end.
 
     A clock and a histogram per token would be a tenth of what relaying one costs. A stream that
     broke ends with a wait for something else, and an answer in one piece has no pace.
     """
-    tokens, stats = ending.tokens.completion, exchange.stats
+    tokens = ending.tokens.completion
     whole = ending.outcome == "ok" and isinstance(exchange.delivery.relay, StreamRelay)
-    if whole and stats is not None and tokens is not None and tokens > 1:
-        stats.itl.observe(seconds / (tokens - 1))
+    if whole and tokens is not None and tokens > 1:
+        serving.itl.observe(seconds / (tokens - 1))
 
 
 def _row(

@@ -126,6 +126,8 @@ async def test_C10_plain_calls_and_streams_fall_back_alike(
     again = sum(n for _, n in counted["retries"])
     assert row["attempts"] == 1 + again + 1, "the first, those made again, the fallback"
     assert counted["admissions"] == [["a", "at_once", 1]]
+    assert {model for model, *_ in counted["tokens"]} == {"b"}, "of the model of the row"
+    assert [model for model, _ in counted["itl"]] == ["b"] * stream
     (family,) = [f for f in families([house.core.snapshot()]) if f.name == "llmgw_fallbacks"]
     (sample,) = family.samples
     assert sample.labels == {"model": "a", "fallback": "b", "reason": reason}
