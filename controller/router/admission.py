@@ -36,6 +36,8 @@ KINDS = {b"": INTERACTIVE, b"interactive": INTERACTIVE, b"batch": BATCH}
 """By the value of X-Llmgw-Priority."""
 AGAIN_S = 5.0
 """When to come back, as long as nobody knows how fast the queue drains."""
+AWAY_S = 1.0
+"""When no replica is asked for longer than this, none is only busy."""
 AGAIN_MAX_S = 60.0
 """Official SDKs do not obey a longer Retry-After."""
 
@@ -93,8 +95,11 @@ class Admission(Waiters):
         return f"waiting for a free place at model {model}"
 
     def error(self, model: str, waited_s: float) -> ApiError:
-        line = self._lines[model]
-        due_s = line.pace.seconds(len(line.queue), time.monotonic())
+        line, now, fleet = self._lines[model], time.monotonic(), self._core.fleet
+        back_in_s = fleet.back_at(model) - now if fleet.serves(model) else 0.0
+        if back_in_s > AWAY_S:
+            return errors.cooling_down(model, back_in_s)
+        due_s = line.pace.seconds(len(line.queue), now)
         return errors.queue_timeout(model, waited_s, self._again(due_s))
 
     def room(self, pool: Pool) -> None:

@@ -28,6 +28,7 @@ from controller.router.verdict import (
     judge,
 )
 from controller.router.verdict import NEVER as NOT_AGAIN
+from controller.router.waiters import patience
 
 if TYPE_CHECKING:
     from collections import deque
@@ -139,8 +140,10 @@ class Attempts(Timed):
     def _wait_for_place(self) -> ApiError | None:
         """All replicas are full, busy or tripped: queue, unless the first comes back too late."""
         back_in_s = self._core.fleet.back_at(self.serving) - time.monotonic()
-        if back_in_s > self._core.config.timeouts.queue_s:
-            return errors.cooling_down(self.model, back_in_s)
+        if back_in_s > 0:
+            wait_s = patience(self._request, self._core.config.timeouts.queue_s, self.queued_s)
+            if wait_s is not None and back_in_s > wait_s:
+                return errors.cooling_down(self.model, back_in_s)
         return self._core.admission.enter(self, self._request)
 
     def _go_on(self, replica: str, previous: str) -> ApiError | None:

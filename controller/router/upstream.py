@@ -116,7 +116,7 @@ class UpstreamConnection(Connection):
         self._until_close = False
         self._extra = False
         self._paused = False
-        self._sent_at = 0.0  # 0: the first byte of the answer is here
+        self._sent_at = 0.0  # 0: no first byte is waited for any more
         self._total_due = 0.0
         self._begun = False  # something of the body came
         self._heard = 0.0  # monotonic moment of the last progress
@@ -319,6 +319,8 @@ class UpstreamConnection(Connection):
                 coding = value
         if status in (204, 304):
             self._length, framed = 0, True
+        if status >= 400:
+            self._sent_at = 0.0  # how soon it refuses says nothing of how fast it serves
         self._until_close = not framed
         self._waiting = False
         self._head = Head(status, self._headers, self._length, kind, coding)

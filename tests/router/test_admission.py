@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from controller.router import errors
+from controller.router.breaker import BreakerRules
 from controller.router.config import Limits, StaticEndpoint, StaticKey, Timeouts
 from controller.router.pace import ENOUGH
 from controller.router.report import Reporter
+from controller.router.upstream import Cause
 from tests.router.test_waiting import House as Woken
 from tests.router.test_waiting import opened
 from tests.router.wire import Wire, chat_body, post_bytes, until
@@ -196,6 +198,19 @@ async def test_A34_who_waits_until_its_deadline_is_told_when_to_come_back(
     assert 5 <= int(answer.headers["retry-after"]) <= 8  # nobody knows: 5 s, spread
     assert full.empty()
     assert full.held() == 1
+
+
+async def test_C17_who_waited_while_the_replica_tripped_is_told_when_it_returns(
+    full: Full,
+) -> None:
+    await full.start(breaker=BreakerRules(failures_in_row=1, pause_s=20.0))
+    await full.fill()
+    (wire,) = await full.queue("a")
+    full.house.core.fleet.pools["e0"].failed(Cause.CLOSED_EARLY)
+    full.house.core.admission._lines["m"].queue.first().give_up()
+    answer = await wire.answer()
+    assert (answer.status, answer.code) == (503, "replicas_cooling_down")
+    assert answer.headers["retry-after"] in ("19", "20")
 
 
 async def test_nonsense_for_a_wait_is_refused(full: Full) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -214,6 +215,12 @@ async def test_C17_when_all_cool_down_the_first_to_return_is_named(house: House)
     refused = await house.ask()
     assert (refused.status, refused.code) == (503, "replicas_cooling_down")
     assert refused.headers["retry-after"] in ("6", "7")
+    house.core.config = replace(house.core.config, timeouts=Timeouts())
+    began = trio.current_time()
+    refused = await house.ask(headers={"x_llmgw_wait": "3"})
+    assert (refused.status, refused.code) == (503, "replicas_cooling_down")
+    assert refused.headers["retry-after"] in ("5", "6", "7")
+    assert trio.current_time() - began < 2, "it does not wait in vain"
     assert [len(engine.chats()) for engine in engines] == [1, 1]
 
 

@@ -141,6 +141,20 @@ async def test_a_replica_that_was_slow_gets_another_chance(house: House) -> None
     assert 0 < pools["e0"].first_byte_s < 1
 
 
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+async def test_how_soon_a_replica_refuses_is_not_how_fast_it_answers(
+    house: House, status: int
+) -> None:
+    house.engine(status=status)
+    await house.start(scoring="latency")
+    pool = house.core.fleet.pools["e0"]
+    assert (await house.ask()).status == status
+    assert pool.first_byte_s == 0.0, "unknown"
+    house.engines[0].default = {}
+    assert (await house.ask()).status == 200
+    assert pool.first_byte_s > 0.0
+
+
 async def test_an_engine_without_metrics_is_asked_rarely(house: House) -> None:
     pool = await start(house, metrics=404)
     assert (await house.ask()).status == 200
