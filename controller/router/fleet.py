@@ -81,9 +81,12 @@ class Fleet:
         self._on_demand = frozenset(model.name for model in table.models if model.on_demand)
 
     def _kept(self, replica: Replica, address: Address) -> Pool:
-        pool = self.pools.get(replica.key)
-        if pool is not None and pool.endpoint == replica.endpoint and pool.address == address:
-            return pool
+        for pool in (self.pools.get(replica.key), *self._leaving):
+            if pool is not None and pool.is_of(replica, address):
+                if pool.gone:  # what it runs still counts
+                    self._leaving.remove(pool)
+                    pool.gone = False
+                return pool
         pool = Pool(self, replica, address)
         self._resume(pool)
         return pool

@@ -72,6 +72,14 @@ class Pool:
             return str(self.id)
         return f"{self.key}={(self.authority + self.base).decode()}"
 
+    def is_of(self, replica: Replica, address: Address) -> bool:
+        """Whether it is this replica's, where that is now."""
+        return (
+            self.key == replica.key
+            and self.endpoint == replica.endpoint
+            and self.address == address
+        )
+
     def take(
         self, owner: Owner, request: bytes, total_due: float, *, fresh: bool = False
     ) -> UpstreamConnection | None:
@@ -191,7 +199,7 @@ class Pool:
 
     def retire(self) -> None:
         """No new requests; idle connections close now, the others when they are done."""
-        self.gone = True
+        self.gone, self.ready = True, False
         for connection in self._idle:
             connection.close()
             self._open.discard(connection)

@@ -13,6 +13,7 @@ from controller.router.breaker import BreakerRules
 from controller.router.config import Limits, StaticEndpoint, StaticKey, Timeouts
 from controller.router.pace import ENOUGH
 from controller.router.report import Reporter
+from controller.router.table import RouteTable
 from controller.router.upstream import Cause
 from tests.router.test_waiting import House as Woken
 from tests.router.test_waiting import opened
@@ -369,6 +370,25 @@ async def test_a_retry_that_finds_the_other_replicas_full_waits_for_them(
     told = house.core.snapshot()
     assert sum(n for _, _, n in told["admissions"]) == 2, "each request once, however often sent"
     assert sum(n for _, n in told["retries"]) == sum(row["attempts"] for row in house.rows) - 2
+
+
+async def test_a_replica_that_left_and_came_back_is_as_full_as_it_was(full: Full) -> None:
+    await full.start(depth=2)
+    fleet = full.house.core.fleet
+    fillers = await full.fill(2)
+    table, places = fleet.table, {p.endpoint: p.address for p in fleet.pools.values()}
+    fleet.swap(RouteTable(), {})
+    assert full.house.core.snapshot()["endpoints"] == []
+    fleet.swap(table, places)
+    (shown,) = full.house.core.snapshot()["endpoints"]
+    assert (shown["in_flight"], shown["ready"]) == (2, True)
+    assert shown["score"] > 2, "full, and new"
+    (wire,) = await full.queue("a")
+    assert full.held() == 2
+    await full.next()
+    full.engine.release(2)
+    assert await answered(*fillers, wire) == [200] * 3
+    assert full.house.core.snapshot()["replicas"] == [["e0", 0]]
 
 
 async def test_what_waits_is_told_as_demand(full: Full) -> None:
