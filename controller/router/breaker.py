@@ -85,6 +85,11 @@ class Breaker:
         """Whether a request may go there: any when closed, else the one that is the next probe."""
         return self.closed or now >= self.until
 
+    def sent(self, now: float) -> None:
+        """A request is on its way there: the probe, unless nobody asked whether it may."""
+        if self.admits(now):
+            self.probe(now)
+
     def probe(self, now: float) -> None:
         """A request goes there although it is not closed; the next may after the same pause."""
         if self.phase is Phase.HELD:

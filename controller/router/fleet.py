@@ -162,10 +162,7 @@ class Fleet:
             target = first
         elif want.key is not None and want.profile.near:
             target = group.nearest(want.key, fit)
-        target = target or choose(fit, bits, want.profile)
-        if target is not None and not target.pool.breaker.closed:
-            target.pool.breaker.probe(now)
-        return target
+        return target or choose(fit, bits, want.profile)
 
     def back_at(self, model: str) -> float:
         """The monotonic moment when the first of the model's ready replicas may be asked again.

@@ -88,6 +88,8 @@ class Pool:
         None when no socket could be had; `owner.on_failed` then follows in the next turn.
         """
         self.in_flight += 1
+        if not self.breaker.closed and not fresh:
+            self.breaker.sent(time.monotonic())
         if self._idle and not fresh:
             connection = self._idle.popitem()[0]
         else:

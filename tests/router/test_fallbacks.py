@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.metrics.router import families
+from controller.router.breaker import Phase
 from controller.router.config import Retries, StaticEndpoint, StaticKey
 from controller.router.errors import ApiError
 from controller.router.fallbacks import NONE, WORDS, chain, chosen
@@ -247,6 +249,19 @@ async def test_the_budget_bounds_fallbacks_too(house: House) -> None:
     refused = await told(house)
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
     assert house.core.stats.retries_refused == {"fallback": 1}
+
+
+async def test_a_fallback_that_nobody_can_pay_is_no_probe(house: House) -> None:
+    await start(house, BUSY, {}, retries=Retries(3, 0.0, 0))
+    breaker = house.core.fleet.pools["on-b"].breaker
+    for _ in range(5):
+        breaker.failed(time.monotonic())
+    breaker.hurry()
+    assert (await house.ask(model="a")).status == 503
+    assert house.core.snapshot()["retries_refused"] == [["fallback", 1]]
+    assert (breaker.phase, breaker.trips) == (Phase.OPEN, 1), "nothing was sent there"
+    assert (await house.ask(model="b", headers={"x_llmgw_wait": "0"})).status == 200
+    assert breaker.closed
 
 
 async def test_explanations_are_for_who_asks(house: House) -> None:
