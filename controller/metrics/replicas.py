@@ -25,7 +25,10 @@ WORST: dict[str, tuple[str, str, Callable[[Any, Any], Any]]] = {
     "first_byte_s": ("replica_first_byte_seconds", "moving average to an answer's start", max),
 }
 STATES = {
-    "breaker": ("replica_breaker", "router processes by what their breaker is: closed, held, open"),
+    "breaker": (
+        "replica_breaker",
+        "router processes by what their breaker is: closed, held, open, half_open",
+    ),
     "signal": ("replica_signal", "router processes by what they know of its engine's metrics"),
 }
 

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from controller.router import errors
-from controller.router.breaker import BreakerRules
 from controller.router.config import Limits, StaticEndpoint, StaticKey, Timeouts
 from controller.router.pace import ENOUGH
 from controller.router.report import Reporter
-from controller.router.table import RouteTable
-from controller.router.upstream import Cause
 from tests.router.test_waiting import House as Woken
 from tests.router.test_waiting import opened
 from tests.router.wire import Wire, chat_body, post_bytes, until
@@ -201,19 +198,6 @@ async def test_A34_who_waits_until_its_deadline_is_told_when_to_come_back(
     assert full.held() == 1
 
 
-async def test_C17_who_waited_while_the_replica_tripped_is_told_when_it_returns(
-    full: Full,
-) -> None:
-    await full.start(breaker=BreakerRules(failures_in_row=1, pause_s=20.0))
-    await full.fill()
-    (wire,) = await full.queue("a")
-    full.house.core.fleet.pools["e0"].failed(Cause.CLOSED_EARLY)
-    full.house.core.admission._lines["m"].queue.first().give_up()
-    answer = await wire.answer()
-    assert (answer.status, answer.code) == (503, "replicas_cooling_down")
-    assert answer.headers["retry-after"] in ("19", "20")
-
-
 async def test_nonsense_for_a_wait_is_refused(full: Full) -> None:
     await full.start()
     await full.fill()
@@ -370,25 +354,6 @@ async def test_a_retry_that_finds_the_other_replicas_full_waits_for_them(
     told = house.core.snapshot()
     assert sum(n for _, _, n in told["admissions"]) == 2, "each request once, however often sent"
     assert sum(n for _, n in told["retries"]) == sum(row["attempts"] for row in house.rows) - 2
-
-
-async def test_a_replica_that_left_and_came_back_is_as_full_as_it_was(full: Full) -> None:
-    await full.start(depth=2)
-    fleet = full.house.core.fleet
-    fillers = await full.fill(2)
-    table, places = fleet.table, {p.endpoint: p.address for p in fleet.pools.values()}
-    fleet.swap(RouteTable(), {})
-    assert full.house.core.snapshot()["endpoints"] == []
-    fleet.swap(table, places)
-    (shown,) = full.house.core.snapshot()["endpoints"]
-    assert (shown["in_flight"], shown["ready"]) == (2, True)
-    assert shown["score"] > 2, "full, and new"
-    (wire,) = await full.queue("a")
-    assert full.held() == 2
-    await full.next()
-    full.engine.release(2)
-    assert await answered(*fillers, wire) == [200] * 3
-    assert full.house.core.snapshot()["replicas"] == [["e0", 0]]
 
 
 async def test_what_waits_is_told_as_demand(full: Full) -> None:
