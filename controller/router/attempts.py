@@ -142,7 +142,7 @@ class Attempts(Timed):
         back_in_s = self._core.fleet.back_at(self.serving) - time.monotonic()
         if back_in_s > 0:
             wait_s = patience(self._request, self._core.config.timeouts.queue_s, self.queued_s)
-            if wait_s is not None and back_in_s > wait_s:
+            if back_in_s > wait_s:
                 return errors.cooling_down(self.model, back_in_s)
         return self._core.admission.enter(self, self._request)
 
@@ -208,14 +208,14 @@ class Attempts(Timed):
     def after_answer(self, status: int, told: bytes, retry_after_s: int | None) -> bool:
         """Whether another attempt takes over from an engine's own error, which says `told`."""
         assert self.target is not None
-        if self.holds(status):  # else it is the request's fault, told in whatever way
-            self._note_failure(str(status))
         verdict = judge(status, told)
+        if self.holds(status):  # else it is the request's fault, told in whatever way
+            word = verdict.reason if verdict is KEY_REFUSED else str(status)  # says whose key
+            self._note_failure(str(status), word)
         if verdict is BUSY:
             self.target.pool.busy(retry_after_s)
         elif verdict is KEY_REFUSED:
             self.target.pool.answered(502)  # no client can cause it, and others may have its share
-            self._core.stats.fail_upstream(self.target.pool.key, verdict.reason)  # says whose
         elif status in BY_STATUS:
             self.target.pool.answered(status)
         return self._another(verdict) or self._fall_back(fallbacks.REASONS.get(status))
@@ -251,10 +251,10 @@ class Attempts(Timed):
             self.target.pool.answered(500)
         return self._instead(error)
 
-    def _note_failure(self, why: str) -> None:
-        """Count what became of an attempt, and keep it for the usage row; most have none."""
+    def _note_failure(self, why: str, word: str = "") -> None:
+        """Count what became of an attempt (as `word`), and keep it for the usage row."""
         assert self.target is not None
-        self._core.stats.fail_upstream(self.target.pool.key, why)
+        self._core.stats.fail_upstream(self.target.pool.key, word or why)
         ms = round((time.monotonic() - self._exchange.started) * 1000, 1)
         self.failed = [*(self.failed or ()), [self.target.pool.key, self.serving, why, ms]]
 

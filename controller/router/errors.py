@@ -46,6 +46,7 @@ def _unavailable(code: str, message: str, retry_after_s: int) -> ApiError:
 BUSY_S = 1
 """Come back after so long, when a busy engine does not say it (queues move within a second)."""
 _TOO_SLOW_S = 5
+ENGINE_REFUSED_KEY = "engine_refused_key"
 UPSTREAM_FAILED = "upstream_failed"
 """The code of a request whose engine failed on it."""
 
@@ -243,7 +244,7 @@ def engine_refused_key(model: str) -> ApiError:
     return ApiError(
         502,
         "server_error",
-        "engine_refused_key",
+        ENGINE_REFUSED_KEY,
         f"The engine that serves model '{model}' refused the gateway's key for it. Nothing is "
         "wrong with your key or request: tell whoever runs the gateway (setting endpoint_keys).",
         retry_after_s=_TOO_SLOW_S,

@@ -220,8 +220,11 @@ class Exchange(Intake):
             return
         if delivery.failed_first:
             told, back_s = error.message.encode(), error.retry_after_s
-            if attempts.after_answer(error.status, told, back_s):
+            refuses_key = error.code == errors.ENGINE_REFUSED_KEY
+            if attempts.after_answer(401 if refuses_key else error.status, told, back_s):
                 delivery.forget()
+            elif refuses_key:
+                self.refuse(error)
             else:
                 self._tell(error, f"upstream_{error.status}")  # as if it had been the status
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from controller.router.errors import ENGINE_REFUSED_KEY
 from controller.router.upstream import Cause
 
 
@@ -29,7 +30,7 @@ class Verdict(NamedTuple):
 
 
 BUSY = Verdict("busy", Again.FREE)
-KEY_REFUSED = Verdict("engine_refused_key", Again.FREE)
+KEY_REFUSED = Verdict(ENGINE_REFUSED_KEY, Again.FREE)
 SHUTTING_DOWN = Verdict("shutting_down", Again.FREE)
 NEVER = Verdict("", Again.NEVER)
 

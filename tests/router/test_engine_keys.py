@@ -168,6 +168,8 @@ async def test_an_event_that_refuses_the_key_is_no_401_either(house: House, path
     assert answer.status == 502
     assert "refused the gateway's key" in answer.json["error"]["message"]
     assert RIGHT.encode() not in answer.body
+    assert (await house.row())["error_code"] == "engine_refused_key"
+    assert house.core.stats.upstream_failures == {("e0", "engine_refused_key"): 1}
 
 
 async def test_who_refuses_our_key_is_passed_over_and_soon_not_asked(
