@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from controller.router.errors import BAD_KEY, ApiError, ip_not_allowed
+from controller.router.errors import BAD_KEY, ApiError
 from controller.router.keycache import KeyCache
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class Keys:
         """The database's clock shows this, in unix seconds."""
         self._clock_offset = database_now - time.monotonic()
 
-    def find(self, authorization: bytes, address: str) -> Key | ApiError | bytes:
-        """Whose Authorization header this is, sent from `address`; bytes: the hash to look up.
+    def find(self, authorization: bytes) -> Key | ApiError | bytes:
+        """Whose Authorization header this is; bytes: the hash to look up.
 
         One error for everything that is no key any more or never was (case B19).
         """
@@ -112,8 +112,6 @@ class Keys:
             now = self.now()
             if now is None or now >= key.expires_at:
                 return BAD_KEY  # also an expiry that cannot be judged
-        if key.networks is not None and not key.admits(address):
-            return ip_not_allowed(address)
         return key
 
     def database_time(self, moment: float) -> float | None:

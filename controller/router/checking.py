@@ -16,17 +16,30 @@ if TYPE_CHECKING:
     from controller.router.body import Asked
     from controller.router.http1 import Request
 
+    Admitted = tuple[Route | None, Key | None, ApiError | None]
 
-def admit(
-    keys: Keys, request: Request, address: str
-) -> tuple[Route, Key | None] | ApiError | bytes:
-    """Everything that can be refused before the body is read; bytes: this key is not known here."""
+
+def admit(keys: Keys, request: Request, address: str) -> Admitted | bytes:
+    """Everything that can be refused before the body is read, with what is known of the request
+    all the same; bytes: this key is not known here."""
     route = find(request.method, request.target)
     if isinstance(route, ApiError):
-        return route
-    key = keys.find(request.authorization, address) if route.needs_key else None
-    if isinstance(key, (ApiError, bytes)):
+        return None, None, route
+    odd = request.coding or request.priority or not request.wait_s >= 0  # or not a number
+    unfit = _unfit(request) if odd else None
+    if not route.needs_key:
+        return route, None, unfit
+    key = keys.find(request.authorization)
+    if isinstance(key, bytes):
         return key
+    if isinstance(key, ApiError):
+        return route, None, key
+    if key.networks is not None and not key.admits(address):
+        return route, key, errors.ip_not_allowed(address)
+    return route, key, unfit
+
+
+def _unfit(request: Request) -> ApiError | None:
     if request.coding and request.coding not in request_body.CODINGS:
         return errors.invalid(
             "unsupported_encoding",
@@ -35,9 +48,7 @@ def admit(
         )
     if request.priority not in KINDS:
         return errors.bad_priority()
-    if not request.wait_s >= 0:  # not a number is not either
-        return errors.bad_wait()
-    return route, key
+    return None if request.wait_s >= 0 else errors.bad_wait()
 
 
 def read_form(request: Request, raw: bytes) -> Asked | ApiError:

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 from controller.router.checking import admit
 from controller.router.connection import Connection
 from controller.router.cors import answer_headers, preflight_headers
+from controller.router.dialect import MESSAGES, REQUEST_ID
 from controller.router.errors import ApiError, invalid
 from controller.router.exchange import Exchange
-from controller.router.http1 import CONTINUE, Request, RequestReader, answer
+from controller.router.http1 import CONTINUE, RequestReader, answer
 from controller.router.reactor import IN, RDHUP
-from controller.router.routes import dialect_at
+from controller.router.routes import dialect_of
 
 if TYPE_CHECKING:
     import socket
 
     from controller.router.access_line import Entry
     from controller.router.core import Core
+    from controller.router.http1 import Request
 
 _JSON = (b"content-type", b"application/json")
 
@@ -151,9 +153,8 @@ class ClientConnection(Connection):
         admitted = admit(self._core.keys, request, self.address)
         if isinstance(admitted, bytes):
             self._core.ask_key(admitted, partial(self._identified, request))
-        elif isinstance(admitted, ApiError):
-            self._exchange = Exchange(self._core, self, request)
-            self._exchange.refuse(admitted)
+        elif admitted[2] is not None:
+            self._refuse_fault(admitted[2])
         elif request.expects:
             self.send(CONTINUE)
 
@@ -161,14 +162,17 @@ class ClientConnection(Connection):
         """The key of a head was looked up while its body may have gone on coming."""
         if self.fd < 0 or self._closing or self._reader.current is not request:
             return
+        if self._exchange is not None:
+            return  # it was refused meanwhile, and asks for its key itself
         if error is not None:
-            self._exchange = Exchange(self._core, self, request)
-            self._exchange.refuse(error)
+            self._exchange = Exchange(self._core, self, self._reader.unfinished())
+            self._exchange.refuse_sender(error)
         else:
             self._examine(request)
 
     def _refuse_fault(self, fault: ApiError) -> None:
-        self._exchange = Exchange(self._core, self, self._reader.current or Request())
+        """Answer a request that is not here whole; its connection ends."""
+        self._exchange = Exchange(self._core, self, self._reader.unfinished())
         self._exchange.refuse_head(fault)
 
     # -- answers ---------------------------------------------------------------------------------
@@ -184,6 +188,8 @@ class ClientConnection(Connection):
         """A whole answer of ours, which ends the exchange."""
         lasts = request.keep_alive and request.complete and request.version == "1.1"
         close = not lasts or self._core.draining
+        if dialect_of(request) is MESSAGES:
+            extra += ((REQUEST_ID, request_id),)
         if request.origin and self._core.config.cors:
             extra += answer_headers(self._core.config.cors, request.origin)
         data = answer(status, (_JSON, (b"x-request-id", request_id), *extra), body, close=close)
@@ -205,7 +211,7 @@ class ClientConnection(Connection):
             extra.append((b"allow", error.allow.encode()))
         if error.status == 401:
             extra.append((b"www-authenticate", b"Bearer"))
-        body = dialect_at(request.path).error(error)
+        body = dialect_of(request).error(error)
         self.respond(error.status, request_id, body, request, tuple(extra))
 
     def respond_options(self, allow: str, request_id: bytes, request: Request) -> None:

@@ -16,6 +16,8 @@ import orjson
 
 from controller.router.errors import ApiError, as_object
 
+REQUEST_ID = b"request-id"
+"""Where Anthropic's clients look for the id, which everybody finds in X-Request-Id."""
 _SEQUENCE = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 402: "billing_error",

@@ -13,6 +13,7 @@ import orjson
 
 from controller.router import bill, errors, explain
 from controller.router.cors import answer_headers
+from controller.router.dialect import MESSAGES, REQUEST_ID
 from controller.router.held import Held
 from controller.router.intake import Intake
 from controller.router.plain import whole
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from controller.router.attempts import Attempts
     from controller.router.errors import ApiError
     from controller.router.plain import PlainRelay
+    from controller.router.relay import Pairs
+    from controller.router.routes import Route
     from controller.router.upstream import Failure
 
 CLIENT_CLOSED = 499  # nginx's number for "the client left before an answer"
@@ -101,8 +104,13 @@ class Exchange(Intake):
             form_of(asked.document) if route.vectors else None,
             orjson.dumps(asked.model) if attempts.renamed else None,
             (explain.headers(attempts) + cors if self.request.explain else cors)
-            + self._core.tenancy.headers(self),
+            + self._told(route),
         )
+
+    def _told(self, route: Route) -> Pairs:
+        """Header lines of ours that some answers carry."""
+        told: Pairs = self._core.tenancy.headers(self)
+        return told if route.dialect is not MESSAGES else (*told, (REQUEST_ID, self.request_id))
 
     # -- the answer ------------------------------------------------------------------------------
 
@@ -145,8 +153,7 @@ class Exchange(Intake):
         if request.explain or request.origin or request.version != "1.1":
             return False
         close = self._closes
-        extra = self._core.tenancy.headers(self)
-        out = whole(head, body, self.request_id, close=close, extra=extra)
+        out = whole(head, body, self.request_id, close=close, extra=self._told(route))
         if out is None:
             return False
         target.pool.answered(200)

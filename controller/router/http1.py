@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 _STATUS_LINES = {s.value: b"HTTP/1.1 %d %b" % (s.value, s.phrase.encode()) for s in HTTPStatus}
+_TOLD_FIRST = frozenset((b"x-request-id", b"origin"))  # of an unfinished head, for its refusal
 _UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings", b"connection"))
 
 Headers = list[tuple[bytes, bytes]]  # names in lower case
@@ -56,6 +57,7 @@ class Request:
     expects = False
     keep_alive = True
     body = b""
+    came = 0  # bytes of the body of a request that was refused before it was complete
     complete = False
 
     def __init__(self) -> None:
@@ -90,6 +92,17 @@ class RequestReader:
     def busy(self) -> bool:
         """Whether bytes of a request are here that nobody has taken yet."""
         return self.begun or bool(self.ready) or self.fault is not None
+
+    def unfinished(self) -> Request:
+        """What is known of a request that is refused as far as it is here."""
+        request = self.current
+        if request is None:
+            request = self._request
+            for name, value in request.headers:
+                if name in _TOLD_FIRST:
+                    NOTED[name](request, value)
+        request.came = self._body_bytes
+        return request
 
     def feed(self, data: bytes) -> None:
         rest: bytes | None = data
@@ -137,10 +150,13 @@ class RequestReader:
             self._look_closer(request)
         elif request.flaw is not None:
             self._refuse(request.flaw)
-        if len(request.headers) > self._limits.header_count:  # header_bytes bounds them before
+        limits = self._limits
+        if len(request.headers) > limits.header_count:
             self._refuse(_headers_too_large())
-        if request.length is not None and request.length > self._limits.body_bytes:
-            self._refuse(too_large(self._limits.body_bytes))
+        if self._raw_bytes > limits.header_bytes and self._head_bytes() > limits.header_bytes:
+            self._refuse(_headers_too_large())  # it came at once, else `_check_overhead` saw it
+        if request.length is not None and request.length > limits.body_bytes:
+            self._refuse(too_large(limits.body_bytes))
 
     def on_body(self, piece: bytes) -> None:
         self._body_bytes += len(piece)
@@ -169,6 +185,11 @@ class RequestReader:
         if fault is not None:
             self._refuse(fault)
 
+    def _head_bytes(self) -> int:
+        """How long a whole head is, however it was cut on its way: less the blanks in it."""
+        request = self._request
+        return len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+
     def _refuse(self, fault: ApiError) -> None:
         self.fault = fault
         raise _StopReadingError
@@ -195,7 +216,7 @@ class RequestReader:
         """
         request = self._request
         if request.method == b"CONNECT":
-            self.fault = invalid("bad_request", "CONNECT is not served here.", status=405)
+            self.fault = invalid("bad_request", "CONNECT is not served here.", status=501)
             return None
         kept = [header for header in request.headers if header[0] not in _UPGRADE_HEADERS]
         if not self._parser.should_keep_alive():

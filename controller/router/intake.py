@@ -19,7 +19,7 @@ from controller.router.attempts import Attempts
 from controller.router.checking import admit, aim, read_form
 from controller.router.delivery import Delivery
 from controller.router.errors import ApiError
-from controller.router.routes import Kind, Route
+from controller.router.routes import Kind, Route, find
 from controller.router.states import MOVES, State
 from controller.router.stored import Missing, Owner, previous
 from controller.router.tokens import UNKNOWN, Tokens
@@ -69,12 +69,14 @@ class Intake(ABC):
         if isinstance(admitted, bytes):
             self._core.ask_key(admitted, partial(self._identified, self.start))
             return
-        if isinstance(admitted, ApiError):
-            self.refuse(admitted)
+        route, self.key, unfit = admitted
+        self.route = route
+        if unfit is not None:
+            self.refuse(unfit)
             return
-        self.route, self.key = admitted
-        if self.route.kind is not Kind.INFER:
-            self._answer_locally(self.route)
+        assert route is not None
+        if route.kind is not Kind.INFER:
+            self._answer_locally(route)
         elif self._core.draining:
             self.refuse(errors.draining())
         elif self.request.coding:
@@ -90,15 +92,22 @@ class Intake(ABC):
 
     def refuse_head(self, fault: ApiError) -> None:
         """The body is not here and will not be read; a bad key is told before anything else."""
-        address = self.client.address
-        admitted = admit(self._core.keys, self.request, address) if self.request.method else fault
+        if not self.request.method:
+            self.refuse(fault)  # its head is not here whole: whatever it says of a key
+            return
+        admitted = admit(self._core.keys, self.request, self.client.address)
         if isinstance(admitted, bytes):
             again = partial(self.refuse_head, fault)
             self._core.ask_key(admitted, partial(self._identified, again))
             return
-        if not isinstance(admitted, ApiError):
-            self.route, self.key = admitted
-        self.refuse(errors.BAD_KEY if admitted is errors.BAD_KEY else fault)
+        self.route, self.key, unfit = admitted
+        self.refuse(errors.BAD_KEY if unfit is errors.BAD_KEY else fault)
+
+    def refuse_sender(self, error: ApiError) -> None:
+        """Its key was looked up in vain."""
+        route = find(self.request.method, self.request.target)
+        self.route = route if isinstance(route, Route) else None
+        self.refuse(error)
 
     def _identified(self, again: Callable[[], None], error: ApiError | None) -> None:
         """The key was looked up: go on as if it had always been here, or say what is wrong."""
@@ -108,7 +117,7 @@ class Intake(ABC):
             if error is None:
                 again()
             else:
-                self.refuse(error)
+                self.refuse_sender(error)
         except Exception:
             self.abandon()
             raise

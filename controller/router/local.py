@@ -9,7 +9,7 @@ import orjson
 
 from controller.router import openapi
 from controller.router.errors import ApiError, model_not_found
-from controller.router.routes import Kind, Route
+from controller.router.routes import Kind, Route, is_anthropics
 
 if TYPE_CHECKING:
     from controller.router.auth import Key
@@ -30,7 +30,7 @@ def answer_locally(
     if route.kind is Kind.OPENAPI:
         return 200, orjson.Fragment(openapi.document())
     assert key is not None
-    anthropic = any(name == b"anthropic-version" for name, _ in request.headers)
+    anthropic = is_anthropics(request)
     entry = _anthropic_entry if anthropic else _entry
     if route.kind is Kind.MODELS:
         names = sorted(core.fleet.names.items())

@@ -74,7 +74,8 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
         client = exchange.client
         target = None if exchange.attempts is None else exchange.attempts.target
         replica = None if target is None else target.pool.key
-        client.noted = (row, replica, client.address, len(exchange.request.body))
+        request = exchange.request
+        client.noted = (row, replica, client.address, len(request.body) or request.came)
 
 
 def _first_token_s(exchange: Exchange) -> float | None:

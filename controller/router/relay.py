@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # Connection-level headers of the engine end at us; the length and framing are ours.
 _NOT_RELAYED = frozenset((
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id", b"set-cookie",
-    b"access-control-allow-origin", b"access-control-allow-credentials",
+    b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id", b"request-id",
+    b"set-cookie", b"access-control-allow-origin", b"access-control-allow-credentials",
     b"access-control-allow-methods", b"access-control-allow-headers",
     b"access-control-expose-headers", b"access-control-max-age",
 ))  # fmt: skip

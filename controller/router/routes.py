@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from controller.router.dialect import CHAT, MESSAGES, RESPONSES, TEXT, Dialect
 from controller.router.errors import ApiError, invalid
+
+if TYPE_CHECKING:
+    from controller.router.http1 import Request
 
 
 class Kind(Enum):
@@ -76,6 +80,7 @@ _ROUTES = {
     b"/openapi.json": Route("openapi", Kind.OPENAPI, _READ, needs_key=False),
 }
 _MODEL_PREFIX = b"/v1/models/"
+_MODELS_PREFIX = b"/v1/models"
 _MESSAGES_PREFIX = b"/v1/messages"
 
 
@@ -115,6 +120,17 @@ def find(method: bytes, target: bytes) -> Route | ApiError:
     return route
 
 
-def dialect_at(path: bytes) -> Dialect:
-    """In which shape errors are told at a path, whether or not there is anything."""
+def dialect_of(request: Request) -> Dialect:
+    """In which shape we answer a request ourselves, whether or not there is anything at its path.
+
+    Anthropic's clients ask for models too, and say who they are.
+    """
+    path = request.path
+    if path.startswith(_MODELS_PREFIX):
+        return MESSAGES if is_anthropics(request) else CHAT
     return MESSAGES if path.startswith(_MESSAGES_PREFIX) else CHAT
+
+
+def is_anthropics(request: Request) -> bool:
+    """Whether a client of Anthropic's API sent it."""
+    return any(name == b"anthropic-version" for name, _ in request.headers)

@@ -67,7 +67,7 @@ async def test_every_end_of_a_request_is_one_line_without_secrets(
         ("chat.completions", 404, "error", "model_not_found"),
         ("chat.completions", 500, "error", "upstream_500"),
         ("healthz", 200, "ok", None),
-        ("other", 401, "error", "invalid_api_key"),
+        ("models", 401, "error", "invalid_api_key"),
         ("other", 400, "error", "bad_request"),
         ("chat.completions", 499, "client_closed", "client_closed"),
     ]

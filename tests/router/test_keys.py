@@ -11,9 +11,11 @@ import trio
 
 from controller.router import keycache
 from controller.router.auth import Key, Keys, static_keys
+from controller.router.checking import admit
 from controller.router.config import RouterConfig, StaticKey
 from controller.router.core import Core
-from controller.router.errors import AUTH_UNAVAILABLE, BAD_KEY, ApiError
+from controller.router.errors import AUTH_UNAVAILABLE, BAD_KEY
+from controller.router.http1 import Request
 from controller.router.key_reader import MOST_ASKED, KeyReader
 from controller.router.key_rows import KeyRows
 from controller.router.keycache import KeyCache
@@ -39,31 +41,31 @@ def known(*secrets: str, **fields: Any) -> Keys:
 def test_keys_are_found_by_hash() -> None:
     keys = Keys()
     keys.fix(static_keys([StaticKey("a", "s1"), StaticKey("b", "s2", ("m",))]))
-    assert keys.find(b"Bearer s1", "") == Key("a")
-    assert keys.find(b"bearer s1", "") == Key("a")
-    assert keys.find(b"Bearer  s2 ", "") == Key("b", frozenset({"m"}))
+    assert keys.find(b"Bearer s1") == Key("a")
+    assert keys.find(b"bearer s1") == Key("a")
+    assert keys.find(b"Bearer  s2 ") == Key("b", frozenset({"m"}))
     for wrong in (b"", b"Bearer", b"Bearer ", b"Basic s1", b"Bearer s3", b"Bearer " + b"s" * 9999):
-        assert keys.find(wrong, "") is BAD_KEY
+        assert keys.find(wrong) is BAD_KEY
 
 
 def test_an_expiry_is_judged_by_the_databases_clock() -> None:
     keys = known("s1", expires_at=1000.0)
-    assert keys.find(b"Bearer s1", "") is BAD_KEY  # no clock yet: it counts as passed
+    assert keys.find(b"Bearer s1") is BAD_KEY  # no clock yet: it counts as passed
     keys.set_clock(990.0)
-    assert keys.find(b"Bearer s1", "") == Key("s1", None, 1000.0)
+    assert keys.find(b"Bearer s1") == Key("s1", None, 1000.0)
     keys.set_clock(1000.5)
-    assert keys.find(b"Bearer s1", "") is BAD_KEY
+    assert keys.find(b"Bearer s1") is BAD_KEY
 
 
 def test_what_is_not_known_is_asked_for_unless_it_cannot_be_ours() -> None:
     keys = known("s1")
-    assert keys.find(b"Bearer s2", "") is BAD_KEY  # static mode
+    assert keys.find(b"Bearer s2") is BAD_KEY  # static mode
     keys.lazy = True
-    assert keys.find(b"Bearer s2", "") == digest("s2")
+    assert keys.find(b"Bearer s2") == digest("s2")
     keys.cache.learn_unknown([digest("s2")])
-    assert keys.find(b"Bearer s2", "") is BAD_KEY
+    assert keys.find(b"Bearer s2") is BAD_KEY
     for never in ("Bearer schlüssel".encode(), b"Bearer \xff\xfe", b"Bearer " + b"k" * 10_240):
-        assert keys.find(never, "") is BAD_KEY
+        assert keys.find(never) is BAD_KEY
 
 
 @pytest.mark.parametrize(
@@ -79,12 +81,14 @@ def test_what_is_not_known_is_asked_for_unless_it_cannot_be_ours() -> None:
 )
 def test_a_key_with_networks_is_good_from_there_only(address: str, good: bool) -> None:
     networks = ip_network("10.0.0.0/8"), ip_network("2001:db8::/32")
-    found = known("s1", networks=networks).find(b"Bearer s1", address)
-    if good:
-        assert isinstance(found, Key)
-    else:
-        assert isinstance(found, ApiError)
-        assert (found.status, found.code) == (403, "ip_not_allowed")
+    request = Request()
+    request.method, request.target = b"POST", b"/v1/completions"
+    request.authorization = b"Bearer s1"
+    found = admit(known("s1", networks=networks), request, address)
+    assert not isinstance(found, bytes)
+    _, key, unfit = found
+    assert key is not None  # so that its row tells whose it was
+    assert (unfit and (unfit.status, unfit.code)) == (None if good else (403, "ip_not_allowed"))
 
 
 def test_a_model_is_allowed_by_any_of_its_names() -> None:

@@ -103,7 +103,7 @@ REFUSED = {
     "no host": (started(b"POST %b HTTP/1.1" % PATH, LENGTH), 400),
     "two keys": (lined(b"authorization: Bearer sk-narrow", LENGTH), 400),
     "a blank in the target": (started(b"POST %b x HTTP/1.1" % PATH, b"host: t", LENGTH), 400),
-    "a tunnel": (started(b"CONNECT t:80 HTTP/1.1", b"host: t"), 405),
+    "a tunnel": (started(b"CONNECT t:80 HTTP/1.1", b"host: t"), 501),
     "an unknown method": (started(b"STEAL %b HTTP/1.1" % PATH, b"host: t", LENGTH), 400),
 }  # fmt: skip
 

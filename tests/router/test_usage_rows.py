@@ -303,7 +303,7 @@ async def test_a_row_tells_the_scopes_that_its_key_had_when_it_began(
         "llmgw.key_move_v1('test', 'abcdef', 'old')",
     ):
         look(database, f"select {call}")
-    key = partial(running.core.keys.find, b"Bearer sk-db", "127.0.0.1")
+    key = partial(running.core.keys.find, b"Bearer sk-db")
     wire = await Wire.open(running.port)
     (old,), (new,) = look(database, "select id from llmgw_core.scope order by id")
     await until(lambda: getattr(key(), "org", None) == old)
