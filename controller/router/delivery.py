@@ -31,7 +31,8 @@ class Delivery:
     _early: EarlyRelay | None = None  # the head of its stream went out before an engine's
     held: Held | None = None  # an engine's error that may not be for the client
     first_byte: float | None = None  # monotonic
-    beginning = b""  # the piece of the answer that came then
+    beginning = b""  # of the answer: what came until then
+    noted = False  # which replica keeps this answer
     delivered = False  # the client has all it needs
 
     def __init__(self, client: ClientConnection, limits: Limits) -> None:
@@ -61,6 +62,8 @@ class Delivery:
         self.relay = None
         self.held = None
         self.first_byte = None
+        self.beginning = b""
+        self.noted = False
 
     def pass_on(self, body: bytes, *, complete: bool) -> bytes:
         """Feed the relay; what is to be sent to the client now.
@@ -72,9 +75,9 @@ class Delivery:
         out = b""
         if body:
             out = relay.feed(body)
+            self.beginning = relay.opening
             if self.first_byte is None and relay.begun:
                 self.first_byte = time.monotonic()
-                self.beginning = body
         if complete and relay.refusal is None:
             out += relay.finish()
         return out if relay.refusal is None else b""

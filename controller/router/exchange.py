@@ -186,14 +186,14 @@ class Exchange(Intake):
 
     def _pass_on(self, relay: PlainRelay | StreamRelay, body: bytes, *, complete: bool) -> None:
         delivery = self.delivery
-        if delivery.first_byte is None and self.route is not None and self.route.stores:
-            self._note_stored(relay.status, body)
         out = delivery.pass_on(body, complete=complete)
         if out and self._state is State.WAITING:
             self._relaying()
         if relay.refusal is not None:
             self._refused(relay.refusal, complete=complete)
             return
+        if self.route is not None and self.route.stores and not delivery.noted:
+            self._note_stored(relay)
         if complete or relay.ended:
             self._finish(relay, out)
             return
@@ -204,10 +204,11 @@ class Exchange(Intake):
         else:
             delivery.check_delivered()
 
-    def _note_stored(self, status: int, beginning: bytes) -> None:
+    def _note_stored(self, relay: PlainRelay | StreamRelay) -> None:
         """Remember which replica keeps this answer, before the client can go on from it."""
-        identity = response_id(beginning) if status == 200 else None
+        identity = response_id(relay.opening) if relay.status == 200 else None
         if identity is not None and self.attempts and self.attempts.target and self.key:
+            self.delivery.noted = True
             owner = Owner(self.attempts.target.pool.key, self.key.id)
             self._core.stored.note(identity, owner)
 

@@ -8,7 +8,7 @@ from controller.router import vectors
 from controller.router.bill import plain_tokens
 from controller.router.errors import ApiError, upstream_failed
 from controller.router.names import restore
-from controller.router.relay import Head, Pairs, Relay, StreamRelay, Wish, head_bytes
+from controller.router.relay import OPENING_BYTES, Head, Pairs, Relay, StreamRelay, Wish, head_bytes
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder
 from controller.router.unzip import CODINGS, Unzip
 
@@ -43,6 +43,8 @@ class PlainRelay(Relay):
     def feed(self, data: bytes) -> bytes:
         text = data if self._unzip is None else self._unzip.feed(data)
         self._bytes += len(text)
+        if len(self.opening) < OPENING_BYTES:
+            self.opening += text
         if self._finder is not None:
             self._finder.feed(text)
         return self._frame(data) if self._held is None else self._hold(self._held, text)

@@ -34,6 +34,8 @@ _BODILESS = (204, 304)  # RFC 9110 8.6: no length either
 _CHUNKED = b"transfer-encoding: chunked"
 ERROR_EVENT = "upstream_error_event"
 """The code of a stream in which the engine itself reported an error."""
+OPENING_BYTES = 16_384
+"""So much of the beginning of an answer is kept for the ids in it, however small its pieces are."""
 HELD_BYTES = 16_384
 """So much of comments before the first event is held back with the head."""
 
@@ -96,11 +98,12 @@ def head_bytes(
 class Relay:
     """What both kinds share: the head not sent yet, and the verdict at the end."""
 
-    __slots__ = ("_chunks", "_head", "_wish", "code", "outcome", "refusal", "status")
+    __slots__ = ("_chunks", "_head", "_wish", "code", "opening", "outcome", "refusal", "status")
 
     def __init__(self, head: Head, wish: Wish, length: int | None) -> None:
         self._wish = wish
         self.status = head.status
+        self.opening = b""  # the beginning of the answer's text
         self.outcome = "ok"
         self.code: str | None = None
         self.refusal: ApiError | None = None
@@ -155,6 +158,8 @@ class StreamRelay(Relay):
 
     def feed(self, data: bytes) -> bytes:
         scanner = self.scanner
+        if not scanner.begun and len(self.opening) < OPENING_BYTES:
+            self.opening += data
         out = scanner.feed(data)
         if scanner.error is not None and self.outcome == "ok":
             self._told_error()
@@ -188,6 +193,8 @@ class StreamRelay(Relay):
     def comment(self, text: str) -> bytes:
         """A line that clients of event streams pass over; the head goes before the first."""
         told = " ".join(text.split())
+        if not self.scanner.begun:
+            self.scanner.look_closer()  # at its first event, which now must not pass by `flow`
         return self._frame(f": {told}\n\n".encode())
 
     def finish(self) -> bytes:

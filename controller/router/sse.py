@@ -87,6 +87,10 @@ class Scanner:
             return True
         return False
 
+    def look_closer(self) -> None:
+        """The next event does not pass, however plain it is."""
+        self._between = False
+
     def finish(self) -> bytes:
         """The stream ended: what is pending counts as an event although no blank line ended it."""
         raw = bytes(self._pending)

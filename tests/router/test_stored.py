@@ -108,6 +108,28 @@ async def test_A29_without_a_database_one_process_knows_its_own(house: House) ->
     assert "resp_nowhere" in unknown.json["error"]["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", [{"byte_gap": 0.0005}, {"gzip": True}])
+async def test_A29_a_chain_stays_however_its_answers_came(
+    house: House, how: dict[str, Any], *, stream: bool
+) -> None:
+    """An engine may send the id in two pieces, or compressed."""
+    for _ in range(2):
+        house.engine(stateful=True)
+    await house.start()
+    wire = await house.wire()
+    for number in range(4):
+        fake = {**how, "raw": f'{{"id": "resp_{number}", "status": "completed"}}'}
+        if stream:
+            event = json.dumps({"type": "response.completed", "response": {"id": f"resp_{number}"}})
+            fake["raw"] = f": ping\n\ndata: {event}\n\n"
+        answer = await respond(wire, key="sk-test", stream=stream, fake={**fake, "stateful": False})
+        assert answer.status == 200
+    owners = {f"resp_{n}": house.core.stored.owner(f"resp_{n}") for n in range(4)}
+    assert all(owner is not None and owner.key_id == "k" for owner in owners.values())
+    assert [row["upstream_id"] for row in house.rows] == list(owners)
+
+
 async def test_A29_an_owner_that_is_dead_and_not_yet_missed_has_lost_its_answers(
     house: House,
 ) -> None:

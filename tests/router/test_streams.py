@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -10,6 +11,7 @@ import orjson
 import pytest
 import trio
 
+from controller.router.config import Timeouts
 from tests.router.wire import Wire, chat_body, post_bytes, until
 
 if TYPE_CHECKING:
@@ -235,3 +237,24 @@ async def test_completions_pass(house: House) -> None:
     assert (await wire.answer()).status == 200
     assert (await house.row())["endpoint"] == "completions"
     assert json.loads(house.engines[0].records[0].body) == {"model": "m", "prompt": "x"}
+
+
+async def test_the_first_token_after_a_comment_of_ours_is_the_first_token(house: House) -> None:
+    """The comment had made the stream one that is under way: the time told was that of its end."""
+    engine = house.engine(first_delay=0.3, tokens=5, hold_after=1)
+    await house.start(timeouts=Timeouts(comment_s=0.1))
+    wire = await house.wire()
+    began = time.monotonic()
+    await wire.chat(stream=True)
+    await wire.until(b": keep-alive")
+    await wire.until(b"tok0")
+    first_s = time.monotonic() - began
+    engine.release()
+    await wire.until(b"[DONE]")
+    row = await house.row()
+    assert 300 <= row["ttft_ms"] <= first_s * 1000 <= row["total_ms"]
+    assert row["upstream_id"] == "c-1"
+    stats = house.core.stats.models["m"]
+    assert stats.ttft.count == stats.itl.count == 1
+    pace_ms = (row["total_ms"] - row["ttft_ms"]) / 4
+    assert stats.itl.total * 1000 == pytest.approx(pace_ms, abs=0.01)
