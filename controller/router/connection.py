@@ -36,7 +36,7 @@ class Connection(Timed):
         self.sock = sock
         self.fd = sock.fileno()
         self.out: bytearray | None = None  # waiting to be sent
-        self.given = 0  # bytes to be sent so far; its owner may set it back
+        self.given = 0  # bytes sent so far, or to be sent; its owner may set it back
         self._held = b""  # goes out at the end of this turn
         self._mask = mask
         self._most = FIRST_BYTES
@@ -157,6 +157,7 @@ class Connection(Timed):
             self.reactor.unregister(self.fd)
         self.fd = -1
         self.due = NEVER  # else its slot would keep it for as long as an engine may take
+        self.given = max(0, self.given - self.pending - len(self._held))  # nobody gets these
         self.out = None
         self._held = b""
         self.reactor.close_socket(self.sock)

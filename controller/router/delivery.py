@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from controller.router.early import EarlyRelay, open_late
+from controller.router.early import HEAD, EarlyRelay, open_late
 from controller.router.plain import open_relay
 from controller.router.relay import ERROR_EVENT, StreamRelay
 
@@ -116,6 +116,10 @@ class Delivery:
         self._client.send(data)
         if self._client.out is not None:
             self._client.bytes_wait()
+
+    def status_seen(self, status: int) -> int:
+        """What the client saw of an answer with this status: the head of ours, where it had one."""
+        return status if self._early is None else HEAD.status
 
     def refused(self, error: ApiError) -> bytes | None:
         """The error as the end of a stream whose head is ours; None when there is no such head."""

@@ -264,7 +264,8 @@ class Exchange(Intake):
     def _end(self, relay: PlainRelay | StreamRelay, last: bytes) -> None:
         """The row is kept before the client can have the last byte: no kill comes in between."""
         self._drop_upstream()
-        self._settle(relay.outcome, relay.status, relay.code, self._used(relay))
+        seen = self.delivery.status_seen(relay.status)
+        self._settle(relay.outcome, seen, relay.code, self._used(relay))
         in_order = relay.outcome != "partial" or relay.code == "engine_aborted"
         framed = self.request.version == "1.1"
         if last:
@@ -321,7 +322,8 @@ class Exchange(Intake):
         attempts = self.attempts
         told = explain.headers(attempts) if attempts is not None and self.request.explain else ()
         told += self._core.tenancy.headers(self)
-        self._settle("error", error.status, code, UNKNOWN)
+        seen = self.delivery.status_seen(error.status)
+        self._settle("error", seen, code, UNKNOWN)
         event = self.delivery.refused(error)
         if event is None:
             self.client.respond_error(error, self.request_id, self.request, told)

@@ -31,7 +31,7 @@ class Ending:
 
     def __init__(self, outcome: str, http_status: int, code: str | None, tokens: Tokens) -> None:
         self.outcome = outcome  # ok, error, client_closed, partial
-        self.http_status = http_status  # what the client saw; 499: it saw nothing
+        self.http_status = http_status  # what the client saw; 499: it left before the end
         self.code = code
         self.tokens = tokens
 
@@ -42,7 +42,7 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
     The line of the access log waits at the client for the bytes of the answer.
     """
     route, now = exchange.route, time.monotonic()
-    seconds, first_s = now - exchange.started, _first_token_s(exchange)
+    seconds, first_s = now - exchange.started, _first_token_s(exchange, ending)
     stats = exchange.stats
     if stats is None:
         stats = core.stats.model("")
@@ -78,9 +78,12 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
         client.noted = (row, replica, client.address, len(request.body) or request.came)
 
 
-def _first_token_s(exchange: Exchange) -> float | None:
+def _first_token_s(exchange: Exchange, ending: Ending) -> float | None:
+    """None: it does not stream, or what came first was an error, which is no token."""
     first, asked = exchange.delivery.first_byte, exchange.asked
-    return None if first is None or asked is None or not asked.stream else first - exchange.started
+    if first is None or asked is None or not asked.stream or ending.outcome == "error":
+        return None
+    return first - exchange.started
 
 
 def _observe_pace(exchange: Exchange, ending: Ending, serving: ModelStats, seconds: float) -> None:

@@ -80,7 +80,7 @@ class ModelStats:
         self.admissions[how] = self.admissions.get(how, 0) + 1
 
     def settle(self, endpoint: str, http_status: int, outcome: str, seconds: float) -> None:
-        """One request is over; `http_status` is what the client saw (499: it saw nothing)."""
+        """One request is over; `http_status`: what the client saw (499: it left before the end)."""
         entry = self.endpoints.get(endpoint)
         if entry is None:
             entry = self.endpoints[endpoint] = EndpointStats()

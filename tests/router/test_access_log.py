@@ -11,6 +11,7 @@ import pytest
 
 from controller.router.access_line import line
 from controller.router.access_log import LINES, AccessLog, Sink, parts
+from controller.router.config import Timeouts
 from controller.router.stats import Stats
 from controller.router.tokens import Tokens
 from controller.router.usage import UsageRow
@@ -103,6 +104,21 @@ async def test_a_line_tells_every_byte_of_an_answer(house: House, tmp_path: Path
                 pass
             sizes.append(len(sent.buffer))
     assert [row["bytes_out"] for row in await lines(path, 4)] == sizes
+
+
+async def test_bytes_that_waited_for_a_client_that_never_read_are_not_told(
+    house: House, tmp_path: Path
+) -> None:
+    path = tmp_path / "access.log"
+    house.engine(raw="x" * 20_000_000)
+    await house.start(access_log=str(path), timeouts=Timeouts(client_write_s=0.2))
+    sent = await house.wire()
+    await sent.chat()
+    [row] = await lines(path, 1)
+    assert row["outcome"] == "client_closed"
+    while await sent.more():
+        pass
+    assert row["bytes_out"] == len(sent.buffer)
 
 
 async def test_a_sample_tells_a_share_and_every_failure(house: House, tmp_path: Path) -> None:

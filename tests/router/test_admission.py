@@ -301,6 +301,8 @@ async def test_A35_a_kept_alive_stream_ends_with_the_reason(full: Full) -> None:
     rest = await wire.answer_from_chunks()
     assert b'"code":"queue_timeout"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")
+    row = await full.house.row()
+    assert (row["status"], row["http_status"]) == ("error", 200)  # as the client saw it
 
 
 async def test_a_stream_that_waits_briefly_keeps_its_status(full: Full) -> None:

@@ -258,3 +258,12 @@ async def test_the_first_token_after_a_comment_of_ours_is_the_first_token(house:
     assert stats.ttft.count == stats.itl.count == 1
     pace_ms = (row["total_ms"] - row["ttft_ms"]) / 4
     assert stats.itl.total * 1000 == pytest.approx(pace_ms, abs=0.01)
+
+
+@pytest.mark.parametrize("how", [{"status": 400}, {"error_first": {"error": {"code": 400}}}])
+async def test_an_error_is_no_first_token(house: House, how: dict[str, Any]) -> None:
+    """Engines refuse in no time: counted, they made a slow model look fast."""
+    await house.start()
+    assert (await house.ask(stream=True, fake=how)).status == 400
+    assert "ttft_ms" not in await house.row()
+    assert house.core.stats.models["m"].ttft.count == 0

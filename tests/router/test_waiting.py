@@ -239,6 +239,7 @@ async def test_D17_a_kept_alive_stream_ends_with_the_reason(house: House) -> Non
     await until(lambda: house.shelf.written)
     (row,) = house.shelf.written
     assert (row["status"], row["error_code"]) == ("error", "model_has_no_place")
+    assert row["http_status"] == 200  # which the client saw
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ async def test_D17_a_kept_alive_stream_ends_with_the_reason(house: House) -> Non
 async def test_what_an_engine_refuses_after_the_head_is_an_event(
     house: House, behaviour: dict[str, Any], words: bytes
 ) -> None:
-    await house.start(comment_s=0.05)
+    await house.start(comment_s=0.05, flush_s=0.02)
     wire = await house.ask(stream=True, fake=behaviour)
     await wire.until(b": waiting for model m: it is being started")
     house.ready()
@@ -259,6 +260,8 @@ async def test_what_an_engine_refuses_after_the_head_is_an_event(
     assert words in rest
     assert b'"error"' in rest
     assert b"data: [DONE]\n\n" in rest
+    await until(lambda: house.shelf.written)
+    assert house.shelf.written[0]["http_status"] == 200
 
 
 async def test_nobody_waits_for_a_model_whose_starts_fail_again_and_again(house: House) -> None:
