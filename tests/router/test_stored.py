@@ -103,6 +103,7 @@ async def test_A29_without_a_database_one_process_knows_its_own(house: House) ->
         for _ in range(3):
             last = identity(await respond(wire, key="sk-test", previous_response_id=last))
     assert all(engine.stored for engine in house.engines)
+    assert house.core.snapshot()["admissions"] == [["m", "at_once", 24]]
     unknown = await respond(wire, key="sk-test", previous_response_id="resp_nowhere")
     assert unknown.status == 404
     assert "resp_nowhere" in unknown.json["error"]["message"]
