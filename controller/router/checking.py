@@ -56,6 +56,8 @@ def read_form(request: Request, raw: bytes) -> Asked | ApiError:
     kinds = [value for name, value in request.headers if name == b"content-type"]
     if len(kinds) == 1 and is_form(kinds[0]):
         return request_body.read_form(raw, kinds[0])
+    if any(b"urlencoded" in kind.lower() for kind in kinds):  # an engine would read it as a form
+        return errors.invalid("invalid_form", "Send this form as multipart/form-data.", status=415)
     return request_body.read(raw)
 
 

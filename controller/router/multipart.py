@@ -15,10 +15,14 @@ from controller.router.errors import ApiError, invalid
 MOST_PARTS = 64
 MOST_HEAD_BYTES = 4096
 MOST_VALUE_BYTES = 1024
-_BOUNDARY = re.compile(rb'(?i);\s*boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))\s*(?:;|$)')
-_DISPOSITION = re.compile(rb"(?im)^content-disposition:[ \t]*form-data[ \t]*(;.*)$")
-_NAME = re.compile(rb'(?i);\s*name=(?:"([^"]*)"|([^\s;"]+))')
-_FILE = re.compile(rb"(?i);\s*filename\*?=")
+_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
+_PARAM = re.compile(
+    rb';[ \t]*([!#$&+.^_`|~0-9A-Za-z*-]+)=(?:"((?:[^"\\]|\\[^\\])*)"|([^\s;,"]+))[ \t]*'
+)
+_DISPOSITION = b"content-disposition:"
+_MOST_BOUNDARY_BYTES = 70
+_CHARSETS = frozenset((b"utf-8", b"us-ascii", b"iso-8859-1"))
+"""The same names in all of these; in others (utf-7, cp037) engines read `model` where we do not."""
 
 
 class Field(NamedTuple):
@@ -37,10 +41,13 @@ def find_fields(
     body: bytes, content_type: bytes, wanted: frozenset[bytes]
 ) -> dict[bytes, Field] | ApiError:
     """The `wanted` fields of a form; files are none, and one that comes twice is an error."""
-    found = _BOUNDARY.search(content_type)
-    if found is None:
+    params = _params(content_type, b"multipart/form-data") or {}
+    boundary = params.get(b"boundary", b"")
+    if params.get(b"charset", b"utf-8").lower() not in _CHARSETS:
+        return _bad("its charset is not utf-8")
+    if not 0 < len(boundary) <= _MOST_BOUNDARY_BYTES:
         return _bad("its Content-Type names no boundary")
-    mark = b"--" + (found[1] or found[2])
+    mark = b"--" + boundary
     start = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
     if start == 1:
         return _bad("its first boundary is missing")
@@ -53,8 +60,13 @@ def find_fields(
         end = body.find(b"\r\n" + mark, content)
         if body[at : at + 2] != b"\r\n" or content == 3 or end < 0:
             return _bad("a part has no complete head, or is not closed by the boundary")
-        name = _name_of(body[at:content])
+        told = _read_head(body[at + 2 : content - 4])
+        if told is None:
+            return _bad("the head of a part could be read in two ways")
+        name, is_file = told
         if name in wanted:
+            if is_file:
+                return _bad(f"the field '{name.decode()}' is a file")
             if name in fields:
                 return _bad(f"the field '{name.decode()}' comes twice")
             field = _field(body, content, end)
@@ -65,12 +77,42 @@ def find_fields(
     return _bad(f"it has more than {MOST_PARTS} parts")
 
 
-def _name_of(head: bytes) -> bytes:
-    told = _DISPOSITION.search(head.replace(b"\r\n", b"\n"))
-    if told is None or _FILE.search(told[1]):
-        return b""
-    name = _NAME.search(told[1])
-    return b"" if name is None else name[1] or name[2] or b""
+def _read_head(head: bytes) -> tuple[bytes, bool] | None:
+    """The name of a part, and whether it is a file; None where parsers differ on that.
+
+    Some see a field where others see a file, or none: with two names, escapes, another word than
+    form-data. An engine must not find there a model that we did not.
+    """
+    told = []
+    for line in head.split(b"\r\n"):
+        if _LINE.fullmatch(line) is None:
+            return None
+        if line[: len(_DISPOSITION)].lower() == _DISPOSITION:
+            told.append(line[len(_DISPOSITION) :])
+    params = _params(told[0], b"form-data") if len(told) == 1 else None
+    if params is None or b"name" not in params:
+        return None
+    return params[b"name"], any(word.startswith(b"filename") for word in params)
+
+
+def _params(value: bytes, kind: bytes) -> dict[bytes, bytes] | None:
+    """The parameters of a header that says `kind`; None where parsers differ on them."""
+    value = value.removesuffix(b";")
+    at = len(value.partition(b";")[0])
+    if value[:at].strip(b" \t").lower() != kind:
+        return None
+    params: dict[bytes, bytes] = {}
+    while at < len(value):
+        found = _PARAM.match(value, at)
+        if found is None:
+            return None
+        word, text = found[1].lower(), found[2] or found[3] or b""
+        odd = b"*" in word or b"\\" in text
+        if word in params or (odd and not word.startswith(b"filename")):
+            return None
+        params[word] = text
+        at = found.end()
+    return params
 
 
 def _field(body: bytes, start: int, end: int) -> Field | None:
