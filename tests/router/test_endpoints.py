@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from controller.router.body import MOST_MARKS
 from controller.router.config import Limits, StaticEndpoint
 from controller.router.errors import ApiError
 from controller.router.routes import find
@@ -196,6 +198,17 @@ async def test_bad_json_is_refused_in_bounded_work(house: House, body: bytes, co
     assert (answer.status, answer.code) == (404 if code == "model_not_found" else 400, code)
     assert house.engines[0].records == []
     assert (await house.ask()).status == 200
+
+
+@pytest.mark.parametrize("value", [b"[],", b'{"":{"":[]}},'])
+async def test_a_body_of_too_many_values_is_not_parsed(house: House, value: bytes) -> None:
+    """A few of them, zipped to 30 KB each, had stopped all others for seconds."""
+    await house.start()
+    body = b'{"model":"m","a":[' + value * (MOST_MARKS // 2) + b"0]}"
+    answer = await post(house, "/v1/chat/completions", gzip.compress(body), content_encoding="gzip")
+    assert (answer.status, answer.code) == (413, "request_too_large")
+    fewer = b'{"model":"m","a":[' + b"0," * (MOST_MARKS - 9) + b"0]}"
+    assert (await post(house, "/v1/chat/completions", fewer)).status == 200
 
 
 async def test_a_deep_body_passes_where_nothing_of_it_must_change(house: House) -> None:
