@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from controller.router.config import Limits
 from tests.router.wire import chat_body, chunk_of, post_bytes, until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.router.conftest import House
     from tests.router.wire import Wire
 
@@ -82,6 +85,23 @@ async def test_one_reader_that_stops_holds_up_none_of_twenty(house: House) -> No
     assert house.core.exchanges == 1
     stopped.close()
     await until(house.idle)
+
+
+async def test_one_that_sends_a_thousand_requests_at_once_holds_up_nobody(
+    house: House, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    await house.start(access_log=str(path))
+    many, one = await house.wire(), await house.wire()
+    asked = [f"GET /healthz HTTP/1.1\r\nhost: t\r\nx-request-id: {n}\r\n\r\n" for n in range(1000)]
+    os.write(many.raw.socket.fileno(), "".join(asked).encode())  # nothing runs before the next
+    os.write(one.raw.socket.fileno(), b"GET /readyz HTTP/1.1\r\nhost: t\r\n\r\n")
+    for n in range(1000):
+        assert (await many.answer()).headers["x-request-id"] == str(n)
+    assert (await one.answer()).status == 200
+    await until(lambda: path.exists() and len(path.read_text().splitlines()) == 1001)
+    told = [json.loads(text)["endpoint"] for text in path.read_text().splitlines()]
+    assert told.index("readyz") < 100
 
 
 async def test_A32_100_mib_in_chunks_are_refused_at_the_limit(house: House) -> None:
