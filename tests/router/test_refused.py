@@ -43,18 +43,21 @@ async def test_A38_whose_request_was_refused_and_where_is_told(
         b"",
         good + b"\r\ncontent-encoding: br",
         good + b"\r\nx-llmgw-priority: urgent",
+        good + b"\r\nx-llmgw-wait: soon",
     ):
         wire = await house.wire()
         last = b"\r\nexpect: 100-continue\r\n\r\n" if expects else b"\r\n\r\n" + body
         await wire.send(head + more + last)
         assert (await wire.answer()).status >= 400
     size = 0 if expects else len(body)
-    assert await logged(path, 3) == [
+    assert await logged(path, 4) == [
         ("chat.completions", None, 401, "invalid_api_key", size),
         ("chat.completions", "k", 415, "unsupported_encoding", size),
         ("chat.completions", "k", 400, "invalid_priority", size),
+        ("chat.completions", "k", 400, "invalid_wait", size),
     ]
-    assert [row["error_code"] for row in house.rows] == ["unsupported_encoding", "invalid_priority"]
+    told = [row["error_code"] for row in house.rows]
+    assert told == ["unsupported_encoding", "invalid_priority", "invalid_wait"]
 
 
 async def test_a_head_that_is_never_whole_is_refused_in_its_endpoints_form(house: House) -> None:
