@@ -94,6 +94,14 @@ def read_form(raw: bytes, content_type: bytes) -> Asked | ApiError:
     return Asked(raw, {}, model.value, stream, model_at=(model.start, model.end))
 
 
+def choices(document: dict[str, Any]) -> int:
+    """How many answers are asked for in one: `n`, of each prompt where it is a list of them."""
+    number, prompts = document.get("n"), document.get("prompt")
+    several = isinstance(prompts, list) and bool(prompts) and type(prompts[0]) is not int
+    each = number if type(number) is int and number > 1 else 1
+    return each * len(prompts) if several and prompts else each
+
+
 def rewritten(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes | None:
     """The body for the engine: the client's own bytes unless something must differ.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from controller.router import bill, errors, explain
+from controller.router.body import choices
 from controller.router.cors import answer_headers
 from controller.router.dialect import MESSAGES, REQUEST_ID
 from controller.router.held import Held
@@ -105,6 +106,7 @@ class Exchange(Intake):
             orjson.dumps(asked.model) if attempts.renamed else None,
             (explain.headers(attempts) + cors if self.request.explain else cors)
             + self._told(route),
+            choices(asked.document),
         )
 
     def _told(self, route: Route) -> Pairs:

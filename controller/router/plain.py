@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
+
+import orjson
 
 from controller.router import vectors
 from controller.router.bill import plain_tokens
 from controller.router.errors import ApiError, upstream_failed
 from controller.router.names import restore
 from controller.router.relay import OPENING_BYTES, Head, Pairs, Relay, StreamRelay, Wish, head_bytes
+from controller.router.sse import ABORTED
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder
 from controller.router.unzip import CODINGS, Unzip
 
@@ -18,9 +22,13 @@ if TYPE_CHECKING:
 
 class PlainRelay(Relay):
     """An answer that is not an event stream. It is held and sent whole only where its text must
-    change: a model's name to restore, embeddings in another form."""
+    change, a model's name to restore, embeddings in another form; or where only the close ends
+    a document: an engine that dies closes too, so that it must be read to be known as whole."""
 
-    __slots__ = ("_bytes", "_finder", "_held", "_held_bytes", "_limit", "_raw_head", "_unzip")
+    __slots__ = (
+        "_bytes", "_endless", "_finder", "_held", "_held_bytes", "_limit", "_raw_head", "_tail",
+        "_unzip",
+    )  # fmt: skip
 
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, head.length)
@@ -30,9 +38,12 @@ class PlainRelay(Relay):
         self._limit = limits.rewrite_bytes if wish.restore is not None else vectors.MOST_BYTES
         self._raw_head = head
         self._bytes = 0
+        self._tail = b""
         self._held: list[bytes] | None = None
         self._held_bytes = 0
-        if readable and (wish.restore is not None or (wish.vectors and not head.coding)):
+        self._endless = _is_endless(head)
+        plain = not head.coding and (wish.vectors or self._endless)
+        if readable and (wish.restore is not None or plain):
             self._held = []
         self._judge()
 
@@ -47,6 +58,7 @@ class PlainRelay(Relay):
             self.opening += text
         if self._finder is not None:
             self._finder.feed(text)
+            self._tail = (self._tail + text)[-TAIL:]
         return self._frame(data) if self._held is None else self._hold(self._held, text)
 
     def _hold(self, held: list[bytes], text: bytes) -> bytes:
@@ -63,12 +75,17 @@ class PlainRelay(Relay):
         return b""
 
     def finish(self) -> bytes:
+        if self.outcome == "ok" and ABORTED.search(self._tail):
+            self._give_up("partial", "engine_aborted")
         if self._held is None:
             return self._frame(b"") + self._last() if self._head or self._chunks else b""
         if self._held and self._unzip is not None and not self._unzip.whole:
             self.refusal = upstream_failed(self._wish.model, "its compressed answer is cut")
             return b""
         body = b"".join(self._held)
+        if self._endless and not _is_document(body):
+            self.refusal = upstream_failed(self._wish.model, "its answer is cut")
+            return b""
         if self._wish.restore is not None:
             body = restore(body, self._wish.restore)
         if self._wish.vectors:
@@ -130,6 +147,10 @@ class UnzippedStream(StreamRelay):
 
 
 _JSON = b"application/json"
+_CODED = b"transfer-encoding"
+_ABORT = b'"abort"'
+TAIL = 1024
+"""How an answer ended is told behind it, with its usage: so many bytes are looked at."""
 
 
 def whole(
@@ -144,12 +165,37 @@ def whole(
         return None
     if head.kind != _JSON and b"json" not in head.kind:
         return None
+    if body.rfind(_ABORT, -TAIL) >= 0:
+        return None
     framing = b"content-length: %d" % head.length
     return head_bytes(head, request_id, framing, close=close, extra=extra) + body
 
 
 def _is_json(head: Head) -> bool:
     return b"json" in head.kind or not head.kind
+
+
+def _is_endless(head: Head) -> bool:
+    """Whether only its close ends a document."""
+    framed = head.length is not None or any(pair[0] == _CODED for pair in head.headers)
+    return not framed and b"json" in head.kind and head.status == 200
+
+
+def _is_document(body: bytes) -> bool:
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return _is_lax_document(body)
+    return True
+
+
+def _is_lax_document(body: bytes) -> bool:
+    """Engines tell a probability of zero as -Infinity, and line ends as they are."""
+    try:
+        json.loads(body, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _decoded(head: Head) -> Head:

@@ -75,6 +75,7 @@ class Wish(NamedTuple):
     vectors: str | None  # the form that the client wants embeddings in
     restore: bytes | None  # JSON string of the name the client used, when the engine knows another
     extra: Pairs = ()  # header lines of ours
+    choices: int = 1  # answers in one: what `n` asks for
 
 
 def head_bytes(
@@ -152,8 +153,9 @@ class StreamRelay(Relay):
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, None)
         self.scanner = Scanner(
-            limits.event_bytes, wish.dialect, drop_usage=wish.drop_usage, model=wish.restore
-        )
+            limits.event_bytes, wish.dialect, drop_usage=wish.drop_usage, model=wish.restore,
+            choices=wish.choices,
+        )  # fmt: skip
         self._ended = False
 
     def feed(self, data: bytes) -> bytes:
@@ -163,6 +165,8 @@ class StreamRelay(Relay):
         out = scanner.feed(data)
         if scanner.error is not None and self.outcome == "ok":
             self._told_error()
+        if scanner.done:
+            self._judge_end()
         if scanner.overflow and not self._ended:
             return self._whole(out) + (self.broken(self._too_long()) or b"")
         if not out or self.refusal is not None or self._ended:
@@ -207,12 +211,17 @@ class StreamRelay(Relay):
         if self.refusal is not None:
             return b""
         if not self.scanner.ended_well() and self.scanner.error is None:
+            # Without its tail: what no blank line ended would become one line with our event.
             why = upstream_failed(self._wish.model, "its stream ended before the answer did")
-            return self._whole(tail) + (self.broken(why) or b"")
-        if self.scanner.aborted() and self.outcome == "ok":
-            self._give_up("partial", "engine_aborted")
+            return self.broken(why) or b""
+        self._judge_end()
         self._ended = True
         return (self._frame(tail) if tail or self._head else b"") + self._last()
+
+    def _judge_end(self) -> None:
+        """The last word is here: who leaves or dies after it changes nothing of what it was."""
+        if self.outcome == "ok" and self.scanner.aborted():
+            self._give_up("partial", "engine_aborted")
 
     def broken(self, error: ApiError) -> bytes | None:
         """The engine is gone: end the stream so that no client takes it for complete."""

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 # A line end is CRLF, LF, or a CR that no LF follows; two of them end an event.
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+"""How vLLM ends what it runs when it is told to stop."""
 _EMPTY = re.compile(rb'"delta"\s*:\s*\{(?:\s*"content"\s*:\s*(?:""|null)\s*)?\}')
 _TIMINGS = re.compile(rb'"timings"\s*:\s*(\{[^{}]*\})')
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+_MARK = b"\xef\xbb\xbf"
+"""A byte order mark, which a stream may begin with: no part of its first line."""
 _OVERLAP = 3  # an event end is at most 4 bytes, so it can start 3 bytes before new data
 
 
@@ -33,9 +37,9 @@ class Scanner:
     """Reads one stream in pieces and returns what to send on; its fields say what was seen."""
 
     __slots__ = (
-        "_after_cr", "_before_last", "_between", "_dialect", "_drop_usage", "_dropped", "_last",
-        "_limit", "_model", "_part", "_parts", "_pending", "_searched", "_stop", "done", "error",
-        "error_first", "overflow", "usage",
+        "_after_cr", "_before_last", "_between", "_choices", "_cut", "_dialect", "_drop_usage",
+        "_dropped", "_finished", "_last", "_limit", "_model", "_part", "_parts", "_pending",
+        "_searched", "_stop", "done", "error", "error_first", "overflow", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -45,8 +49,10 @@ class Scanner:
         *,
         drop_usage: bool = False,
         model: bytes | None = None,
+        choices: int = 1,
     ) -> None:
-        """`limit`: bytes one event may have; `model`: JSON string to restore in every event."""
+        """`limit`: bytes one event may have; `model`: JSON string to restore in every event;
+        `choices`: so many answers are in it, each with an end of its own."""
         self._limit = limit
         self._dialect = dialect
         self._part = dialect.part
@@ -57,8 +63,11 @@ class Scanner:
         self._pending = bytearray()
         self._searched = 0
         self._after_cr = False
-        self._between = model is None  # at an event's border, with nothing to restore in the next
+        self._choices = choices
+        self._finished: frozenset[int] = frozenset()  # which of several choices ended
+        self._between = self._passing  # at an event's border, and the next need not be looked at
         self._dropped = False
+        self._cut = False  # its last event is not whole
         self._last = self._before_last = b""
         self.done = False
         self.overflow = False
@@ -92,11 +101,20 @@ class Scanner:
         self._between = False
 
     def finish(self) -> bytes:
-        """The stream ended: what is pending counts as an event although no blank line ended it."""
+        """The stream ended: what is pending counts as an event although no blank line ended it.
+
+        Unless it is cut: where only its close ends an answer, a dying engine ends it anywhere.
+        """
         raw = bytes(self._pending)
         self._pending.clear()
         self._searched = 0
-        return self._event(raw) if raw else b""
+        self._cut = not _is_whole(raw)
+        return self._event(raw) if raw and not self._cut else b""
+
+    @property
+    def _passing(self) -> bool:
+        """Whether an event without anything special passes as it is."""
+        return self._model is None and self._choices == 1
 
     @property
     def begun(self) -> bool:
@@ -105,13 +123,17 @@ class Scanner:
 
     def ended_well(self) -> bool:
         """Whether the answer is complete: `[DONE]`, or its API's last word in the last two events
-        (engines without `[DONE]` exist)."""
+        (engines without `[DONE]` exist), or the ends of all its choices."""
+        if self.done or self._cut:
+            return self.done
+        if self._choices > 1 and not self._dialect.done:
+            return len(self._finished) >= self._choices
         ends = self._dialect.ends
-        return self.done or bool(ends.search(self._last) or ends.search(self._before_last))
+        return bool(ends.search(self._last) or ends.search(self._before_last))
 
     def aborted(self) -> bool:
         """Whether the engine cut the answer and said so (vLLM at SIGTERM: looks complete)."""
-        return bool(_ABORTED.search(self._last) or _ABORTED.search(self._before_last))
+        return bool(ABORTED.search(self._last) or ABORTED.search(self._before_last))
 
     def failure(self, error: ApiError) -> bytes:
         """The events that end this stream with an error."""
@@ -151,7 +173,7 @@ class Scanner:
         self._after_cr = start > 0 and start == len(pending) and pending[-1] == 0x0D
         del pending[:start]
         self._searched = max(0, len(pending) - _OVERLAP)
-        self._between = not pending and not self._after_cr and self._model is None
+        self._between = not pending and not self._after_cr and self._passing
         if len(pending) > self._limit:
             self.overflow = True
         return b"".join(out)
@@ -161,10 +183,11 @@ class Scanner:
         data = _data_of(raw)
         if data is None:
             return raw
-        if data == b"[DONE]":
+        if data.strip() == b"[DONE]":
             self.done = True
             return raw
-        if b'"error"' in data or _USAGE_OBJECT.search(data):
+        several = self._choices > 1 and _FINISHED.search(data)
+        if several or b'"error"' in data or _USAGE_OBJECT.search(data):
             self._read(data)
         if self._dialect.done and self._dialect.ends.search(data):
             self.done = True
@@ -184,6 +207,8 @@ class Scanner:
         if error:
             self.error = error
             self.error_first = self.error_first or not self._last
+        if self._choices > 1:
+            self._finished = self._finished.union(_finished_in(document))
         usage = _usage_in(document)
         if usage is not None:
             self.usage = usage if self.usage is None else {**self.usage, **usage}
@@ -218,9 +243,30 @@ def _usage_in(document: dict[str, Any]) -> dict[str, Any] | None:
     return {name: v for name, v in usage.items() if v is not None and name != begun}
 
 
+def _finished_in(document: dict[str, Any]) -> list[int]:
+    """Which choices end with an event."""
+    choices = document.get("choices")
+    found = [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    ended = [one.get("index") for one in found if one.get("finish_reason")]
+    return [index for index in ended if type(index) is int]
+
+
+def _is_whole(raw: bytes) -> bool:
+    """Whether an event without a blank line after it is all there."""
+    data = _data_of(raw)
+    if data is None or data.strip() == b"[DONE]":
+        return True
+    try:
+        orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
 def _data_of(raw: bytes) -> bytes | None:
     """The joined data lines of one event; None for comments and empty events."""
-    lines = [line[5:] for line in _LINE_END.split(raw) if line[:5] == b"data:"]
+    found = _LINE_END.split(raw.removeprefix(_MARK))
+    lines = [line[5:] for line in found if line[:5] == b"data:"]
     if not lines:
         return None
     return b"\n".join(line[1:] if line[:1] == b" " else line for line in lines)

@@ -83,7 +83,8 @@ def stream(name: str) -> Captured:
 def opened(captured: Captured, dialect: Dialect = CHAT) -> PlainRelay | StreamRelay:
     kind = captured.kind.encode()
     wish = Wish("m", b"r", False, False, False, dialect, None, None)
-    head = Head(captured.status, [(b"content-type", kind)], None, kind)
+    length = None if captured.streamed else len(captured.body)
+    head = Head(captured.status, [(b"content-type", kind)], length, kind)
     return open_relay(head, wish, Limits())
 
 

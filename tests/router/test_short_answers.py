@@ -1,0 +1,175 @@
+"""Answers that stop too soon and look whole: the client and the usage row are told the truth."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from controller.router.config import Limits
+from controller.router.dialect import CHAT, TEXT
+from controller.router.errors import upstream_failed
+from controller.router.plain import open_relay
+from controller.router.relay import Head, StreamRelay, Wish
+from tests.router.wire import post_bytes, until
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
+
+PATH = "/v1/chat/completions"
+GONE = upstream_failed("m", "closed early")
+
+
+def token(index: int = 0, finish: str | None = None) -> bytes:
+    choice = {"index": index, "delta": {"content": "x"}, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def opened(choices: int = 1, kind: bytes = b"text/event-stream") -> Any:
+    wish = Wish("m", b"r", False, False, False, CHAT, None, None, choices=choices)
+    return open_relay(Head(200, [(b"content-type", kind)], None, kind), wish, Limits())
+
+
+# -- streams -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [8, 20, len(token(0, "stop")) - 4])
+async def test_A07_an_event_cut_by_the_close_is_no_last_word(house: House, cut: int) -> None:
+    """What is left of it could name an end that its engine did not live to tell."""
+    raw = (token() + token(0, "stop")[:cut]).decode()
+    house.engine(raw=raw, framing="close")
+    await house.start()
+    answer = await house.ask(stream=True)
+    assert answer.body.startswith(token() + b'data: {"error"')  # a line of its own
+    assert answer.events[-1] == "[DONE]"
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("partial", "upstream_failed")
+
+
+def test_A07_what_no_blank_line_ended_does_not_swallow_our_error_event() -> None:
+    relay = opened()
+    out = relay.feed(token() + token().rstrip()) + relay.finish()
+    assert out.count(b"\n\ndata: ") == 2
+    assert b"}data:" not in out
+    assert (relay.outcome, relay.code) == ("partial", "upstream_failed")
+
+
+@pytest.mark.parametrize(
+    ("ends", "outcome"),
+    [([0, 1], "ok"), ([1, 0], "ok"), ([0, 0], "partial"), ([0], "partial"), ([], "partial")],
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_A25_two_choices_without_done_are_complete_when_both_have_ended(
+    ends: list[int], outcome: str, *, apart: bool
+) -> None:
+    relay = opened(choices=2)
+    pieces = [token(0), token(1)]
+    for index in ends:
+        pieces += [token(index, "stop"), *([token(1)] * 5 * apart)]
+    out = b"".join([relay.feed(piece) for piece in pieces]) + relay.finish()
+    assert (b"error" in out, relay.outcome) == (outcome != "ok", outcome)
+
+
+async def test_A25_of_two_choices_one_ended(house: House) -> None:
+    house.engine(raw=(token(0) + token(1) + token(0, "stop")).decode())
+    await house.start()
+    for fields in ({"n": 2}, {"prompt": ["a", "b"]}):
+        assert b"error" in (await house.ask(stream=True, **fields)).body
+    assert b"error" not in (await house.ask(stream=True, n=1, prompt=[5, 6])).body
+    await until(lambda: len(house.rows) == 3)
+    assert [row["status"] for row in house.rows] == ["partial", "partial", "ok"]
+
+
+@pytest.mark.parametrize("end", ["finished", "died", "left"])
+def test_an_abort_stays_one_however_its_stream_ends(end: str) -> None:
+    relay = opened()
+    relay.feed(token() + token(0, "abort") + b"data: [DONE]\n\n")
+    if end == "finished":
+        relay.finish()
+    elif end == "died":
+        relay.broken(GONE)
+    assert (relay.outcome, relay.code) == ("partial", "engine_aborted")
+
+
+async def test_who_leaves_after_an_abort_has_no_whole_answer(house: House) -> None:
+    house.engine(raw=(token(0, "abort") + b"data: [DONE]\n\n").decode(), end_delay=20)
+    await house.start()
+    wire = await house.wire()
+    await wire.chat(stream=True)
+    await wire.until(b"[DONE]\n\n")
+    wire.close()
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("partial", "engine_aborted")
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", ""])
+async def test_a_byte_order_mark_hides_no_first_event(house: House, mark: str) -> None:
+    error = {"error": {"message": "full", "code": 503}}
+    house.engine(raw=f"{mark}data: {json.dumps(error)}\n\ndata: [DONE]\n\n")
+    await house.start()
+    assert (await house.ask(stream=True)).status == 503
+    assert (await house.row())["status"] == "error"
+
+
+def test_a_byte_order_mark_hides_no_model() -> None:
+    wish = Wish("m", b"r", False, False, False, TEXT, None, b'"nick"')
+    relay = StreamRelay(Head(200, [], None), wish, Limits())
+    assert b'"nick"' in relay.feed(b'\xef\xbb\xbfdata: {"model": "m"}\n\n')
+
+
+# -- plain answers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, -1])
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+async def test_H14_a_document_cut_by_the_close_is_a_failure(
+    house: House, cut: int, version: bytes
+) -> None:
+    """An engine that dies closes its sockets in good order, as one that has finished."""
+    house.engine(framing="close", die_at=cut)
+    await house.start()
+    wire = await house.wire()
+    request = post_bytes(PATH, {"model": "m", "messages": []})
+    await wire.send(request.replace(b"HTTP/1.1", version, 1))
+    answer = await wire.answer()
+    assert (answer.status, answer.code) == (502, "upstream_failed")
+    assert (await house.row())["status"] == "error"
+
+
+@pytest.mark.parametrize("raw", ['{"a": {}}\n', ' [{"logprob": -Infinity}]', "null", "7"])
+async def test_a_whole_document_that_the_close_ends_passes(house: House, raw: str) -> None:
+    house.engine(framing="close", raw=raw, byte_gap=0.001)
+    await house.start()
+    assert (await house.ask()).body == raw.encode()
+    assert (await house.row())["status"] == "ok"
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("reason", ["abort", "stop"])
+async def test_a_plain_answer_that_its_engine_aborted_is_partial(
+    house: House, framing: str, reason: str
+) -> None:
+    text = json.dumps({"finish_reason": "abort"}) if reason == "stop" else "half of"
+    choice = {"index": 0, "message": {"content": text}, "finish_reason": reason}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    house.engine(body=body, framing=framing)
+    await house.start()
+    assert (await house.ask()).json == body
+    row = await house.row()
+    told = ("ok", None) if reason == "stop" else ("partial", "engine_aborted")
+    assert (row["status"], row.get("error_code")) == told
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 3)
+
+
+# -- what is counted -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{"status": 400}, {"status": 503}, {"error_first": {"error": "x"}}])
+async def test_an_error_has_no_time_to_first_token(house: House, how: dict[str, Any]) -> None:
+    """Errors are quick: counted as tokens they make an engine that fails look fast."""
+    house.engine(**how)
+    await house.start()
+    assert (await house.ask(stream=True)).status >= 400
+    assert "ttft_ms" not in await house.row()
+    assert house.core.stats.models["m"].ttft.count == 0
