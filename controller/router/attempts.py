@@ -205,8 +205,11 @@ class Attempts(Timed):
             return None
         return self._instead(self.error_of(failure))
 
-    def after_answer(self, status: int, told: bytes, retry_after_s: int | None) -> bool:
-        """Whether another attempt takes over from an engine's own error, which says `told`."""
+    def after_answer(
+        self, status: int, told: bytes, retry_after_s: int | None, *, whole: bool = True
+    ) -> bool:
+        """Whether another attempt takes over from an engine's own error, which says `told`: never
+        when there is more of it than may be held."""
         assert self.target is not None
         verdict = judge(status, told)
         if self.holds(status):  # else it is the request's fault, told in whatever way
@@ -218,7 +221,7 @@ class Attempts(Timed):
             self.target.pool.answered(502)  # no client can cause it, and others may have its share
         elif status in BY_STATUS:
             self.target.pool.answered(status)
-        return self._another(verdict) or self._fall_back(fallbacks.REASONS.get(status))
+        return whole and (self._another(verdict) or self._fall_back(fallbacks.REASONS.get(status)))
 
     def holds(self, status: int) -> bool:
         """Whether an answer with this status is decided on before the client sees it."""
@@ -305,9 +308,10 @@ class Attempts(Timed):
             return False
         if self.count - self._connect_failures >= self._core.config.retries.attempts:
             return False
-        other = self._untried()
-        if (other is None and not self._may_queue()) or not self._pays(verdict.reason):
+        if not self._may_queue() or not self._affords(verdict.reason):
             return False
+        other = self._untried()
+        self._pay()
         self._resent = self._resent or verdict.again is Again.ONCE
         self._again = verdict.reason
         if other is None:
@@ -323,20 +327,30 @@ class Attempts(Timed):
         return self._core.fleet.choose(self.serving, self._tried, self.want)
 
     def _may_queue(self) -> bool:
-        """Whether replicas that were not tried are ready: then they are only full."""
-        return self._pinned is None and self._core.fleet.serves(self.serving, self._tried)
+        """Whether replicas that were not tried are ready, with room or without."""
+        assert self.target is not None
+        tried = (*self._tried, self.target.pool)
+        return self._pinned is None and self._core.fleet.serves(self.serving, tried)
 
     def _queue(self) -> bool:
         """Wait for one of them; False when the queue does not take it."""
         self.cancel()
         return self._wait_for_place() is None
 
-    def _pays(self, reason: str) -> bool:
-        """Whether the budget allows an engine to get a request that another one had already."""
-        if self.count == self._connect_failures or self._core.budget.spend(time.monotonic()):
+    def _affords(self, reason: str) -> bool:
+        """Whether the budget allows an engine to get a request that another one had already.
+
+        Asked before one is chosen: who is chosen and gets nothing has lost its turn to be probed.
+        """
+        if self.count == self._connect_failures or self._core.budget.affords(time.monotonic()):
             return True
         self._core.stats.unaffordable(reason)
         return False
+
+    def _pay(self) -> None:
+        """Once it goes there; nothing, where no engine had it."""
+        if self.count != self._connect_failures:
+            self._core.budget.spend(time.monotonic())
 
     def _reconnect(self) -> bool:
         """Nothing was sent, so any other replica may have it; a lone one is asked again soon."""
@@ -372,11 +386,14 @@ class Attempts(Timed):
             self._chain = fallbacks.chain(self.model, self._core.fleet.names)
         while self._chain:
             name = self._chain.popleft()
+            if not self._core.fleet.serves(name):
+                continue
+            if not self._affords("fallback"):
+                return False
             target = self._core.fleet.choose(name, (), self.want)
             if target is None:
                 continue
-            if not self._pays("fallback"):
-                return False
+            self._pay()
             self._core.stats.fall_back(self.model, name, reason)
             self._core.stats.move_in_flight(self.serving, name)
             self.serving, self.fallback, self._tried, self._again = name, reason, (), None

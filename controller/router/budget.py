@@ -32,12 +32,16 @@ class RetryBudget:
             self._turn(now)
         self._offered += 1
 
-    def spend(self, now: float) -> bool:
-        """Take one retry; False when the budget is exhausted."""
+    def affords(self, now: float) -> bool:
+        """Whether one more retry is within the budget."""
         if now >= self._span_end:
             self._turn(now)
         spent = self._spent + self._spent_before
-        if spent + 1 > self._floor + self._ratio * (self._offered + self._offered_before):
+        return spent + 1 <= self._floor + self._ratio * (self._offered + self._offered_before)
+
+    def spend(self, now: float) -> bool:
+        """Take one retry; False when the budget is exhausted."""
+        if not self.affords(now):
             return False
         self._spent += 1
         return True

@@ -81,8 +81,8 @@ class ClientConnection(Connection):
                 self._set_deadline()
             return
         self._set_deadline()
+        self._stalled = self.out is not None
         if self._exchange is not None:
-            self._stalled = self.out is not None
             self._exchange.client_took_some()
         else:
             self._advance()

@@ -150,9 +150,12 @@ class Connection(Timed):
             self._end(None)
 
     def close(self) -> None:
-        """Close; what is pending is dropped. The peer sees FIN, or RST if it was still sending."""
+        """Close. The peer sees FIN; or RST, if it was still sending or something is pending, which
+        is dropped: where only the close ends an answer, a FIN would make the short one whole."""
         if self.fd < 0:
             return
+        if self.out:
+            self._reset_on_close()
         if self._mask:
             self.reactor.unregister(self.fd)
         self.fd = -1
@@ -170,8 +173,11 @@ class Connection(Timed):
         """Close so that the peer cannot mistake it for a normal end."""
         self.send_held()  # what came before it is still the peer's
         if self.fd >= 0:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            self._reset_on_close()
             self.close()
+
+    def _reset_on_close(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
 
     def _receive(self) -> None:
         try:

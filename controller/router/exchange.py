@@ -178,8 +178,8 @@ class Exchange(Intake):
             return
         self.delivery.forget()
         key_refused = held.status == 401  # however long the engine's words on it are
-        decided = complete or key_refused
-        if decided and attempts.after_answer(held.status, held.body, held.retry_after_s):
+        told, back_s, whole = held.body, held.retry_after_s, complete or key_refused
+        if attempts.after_answer(held.status, told, back_s, whole=whole):
             return
         if key_refused:
             self.refuse(errors.engine_refused_key(attempts.model))

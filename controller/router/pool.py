@@ -10,6 +10,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from controller.router.breaker import BUSY, Breaker, Phase
 from controller.router.engine_key import host_lines
 from controller.router.scoring import drag, load, smoothed
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from controller.router.fleet import Fleet
     from controller.router.table import Replica
     from controller.router.upstream import Owner
+
+log = structlog.get_logger(__name__)
 
 Address = tuple[int, tuple[Any, ...]]  # family, socket address
 NO_DEPTH = 1 << 30
@@ -134,9 +138,10 @@ class Pool:
         if status in BUSY:
             self.busy()
         elif status >= 500 or not self.breaker.spotless:
-            now, on_trial = time.monotonic(), self.breaker.phase is Phase.HALF_OPEN
+            now, before = time.monotonic(), self.breaker.phase
             self.breaker.answered(now, status)
-            if on_trial and self.breaker.closed:
+            self._tell(before, f"status {status}")
+            if before is Phase.HALF_OPEN and self.breaker.closed:
                 self.since = now  # who waited for it must not come all at once (case C17)
                 self.weigh(now)
                 if self._fleet.room is not None:
@@ -145,11 +150,23 @@ class Pool:
     def failed(self, cause: Cause) -> None:
         """An attempt failed here. Its whole time being over is the client's affair, not ours."""
         if cause is not Cause.TOTAL_TIMEOUT:
+            before = self.breaker.phase
             self.breaker.failed(
                 time.monotonic(),
                 unreachable=cause in _UNREACHABLE,
                 chance=self._fleet.random.random(),
             )
+            self._tell(before, cause.value)
+
+    def _tell(self, before: Phase, why: str) -> None:
+        """One line when it trips and one when it is back; none for each probe in between."""
+        phase = self.breaker.phase
+        told = {"replica": self.key, "models": self.models}
+        if phase is Phase.OPEN and before not in (Phase.OPEN, Phase.HALF_OPEN):
+            pause_s = self.breaker.pause_s
+            log.warning("a replica fails and gets probes only", **told, last=why, pause_s=pause_s)
+        elif phase is Phase.CLOSED and before is Phase.HALF_OPEN:
+            log.info("a replica that failed answers again", **told)
 
     def busy(self, retry_after_s: float | None = None) -> None:
         """It said that it has too much to do, and perhaps when to come back."""

@@ -204,6 +204,9 @@ class UpstreamConnection(Connection):
             self.pool.forget(self)  # an idle engine must not talk
             self.close()
             return
+        if self._held:  # it talked while it was idle: what it said is no answer to this request
+            self._fail(Cause.CLOSED_UNANSWERED)
+            return
         self._got = True
         try:
             self._parser.feed_data(data)
