@@ -175,7 +175,10 @@ class Admission(Waiters):
         line = self._lines.get(model)
         if line is None or not line.queue:
             return False
-        target = self._core.fleet.choose(model, (), line.queue.first().want)
+        fleet, first = self._core.fleet, line.queue.first()
+        target = fleet.choose(model, first.tried, first.want)
+        if target is None and first.tried and not fleet.works(model, first.tried):
+            target = fleet.choose(model, (), first.want)  # those that failed it are all there is
         if target is None:
             return False
         now = time.monotonic()

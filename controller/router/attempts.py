@@ -66,7 +66,7 @@ class Attempts(Timed):
     wait_until = 0.0
     _given: Target | None = None  # where it is sent, when its turn has come
     _body = b""
-    _tried: tuple[Pool, ...] = ()
+    tried: tuple[Pool, ...] = ()  # of the model asked now; a wait for a place changes nothing
     _resent = False
     _connect_failures = 0
     _again: str | None = None  # why the next attempt is made, as metrics say it
@@ -121,7 +121,7 @@ class Attempts(Timed):
         if target is not None:
             self._given = None
         elif not (core.admission.count and core.admission.queues(self.serving)):
-            target = core.fleet.choose(self.serving, self._tried, self.want)
+            target = core.fleet.choose(self.serving, self.tried, self.want)
         if target is None:
             return self._unserved()
         self._send(target)
@@ -157,7 +157,6 @@ class Attempts(Timed):
         """A replica is there: the clocks of sending start now, not when the wait began."""
         self.started = time.monotonic()
         self._given = target
-        self._tried = ()
         self._exchange.try_again()
 
     def give_up(self) -> None:
@@ -323,13 +322,13 @@ class Attempts(Timed):
         assert self.target is not None
         if self._pinned is not None:
             return None
-        self._tried = (*self._tried, self.target.pool)
-        return self._core.fleet.choose(self.serving, self._tried, self.want)
+        self.tried = (*self.tried, self.target.pool)
+        return self._core.fleet.choose(self.serving, self.tried, self.want)
 
     def _may_queue(self) -> bool:
         """Whether replicas that were not tried are ready, with room or without."""
         assert self.target is not None
-        tried = (*self._tried, self.target.pool)
+        tried = (*self.tried, self.target.pool)
         return self._pinned is None and self._core.fleet.serves(self.serving, tried)
 
     def _queue(self) -> bool:
@@ -364,7 +363,7 @@ class Attempts(Timed):
             return True
         if self._may_queue():
             return self._queue()
-        self._tried = ()
+        self.tried = ()
         back_at = max(self._core.fleet.back_at(self.serving), time.monotonic() + LOOK_AGAIN_S)
         if back_at - self.started > self._core.config.timeouts.connect_s:
             return False
@@ -396,7 +395,7 @@ class Attempts(Timed):
             self._pay()
             self._core.stats.fall_back(self.model, name, reason)
             self._core.stats.move_in_flight(self.serving, name)
-            self.serving, self.fallback, self._tried, self._again = name, reason, (), None
+            self.serving, self.fallback, self.tried, self._again = name, reason, (), None
             self._send(target)
             return True
         return False

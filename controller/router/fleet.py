@@ -107,6 +107,13 @@ class Fleet:
             not tried or any(target.pool not in tried for target in group.members)
         )
 
+    def works(self, model: str, tried: tuple[Pool, ...]) -> bool:
+        """Whether a replica that was not tried yet would serve, were there room."""
+        group = self._ready.get(model)
+        return group is not None and any(
+            target.pool not in tried and target.pool.breaker.closed for target in group.members
+        )
+
     def can_serve(self) -> bool:
         """Whether any model has a ready replica, or starts when it is asked for."""
         return bool(self._ready or self._on_demand)

@@ -1,0 +1,53 @@
+"""Requests that failed at one replica and wait for room at another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.router.conftest import NEVER_OPEN
+from tests.router.test_admission import Full, answered
+from tests.router.wire import until
+
+if TYPE_CHECKING:
+    from tests.router.conftest import House
+
+
+@pytest.fixture
+def full(house: House) -> Full:
+    return Full(house)
+
+
+@pytest.mark.parametrize("how", [{"status": 500}, {"status": 503}, {"status": 408}])
+async def test_A14_who_waits_for_another_replica_does_not_go_back_to_the_one_that_failed(
+    full: Full, how: dict[str, Any]
+) -> None:
+    """Its own failure made room there, and no other is as quick to have some."""
+    await full.start(engines=2, breaker=NEVER_OPEN)
+    await full.fill(2)
+    failing = full.house.engines[1]
+    failing.default = how
+    wires = await full.queue("a")
+    failing.release()  # "a" goes there, fails, and waits for the other
+    await until(lambda: len(failing.chats()) > 1 and full.waiting() == 1)
+    seen = len(failing.chats())
+    full.engine.default = {}
+    full.engine.release()
+    assert await answered(*wires) == [200]
+    assert len(failing.chats()) == seen
+    assert full.served() == ["a"]
+    assert full.empty()
+
+
+async def test_who_waits_goes_back_when_no_other_replica_works(full: Full) -> None:
+    await full.start(engines=2, breaker=NEVER_OPEN)
+    await full.fill(2)
+    failing = full.house.engines[1]
+    failing.default = {"status": 503}
+    wires = await full.queue("a")
+    failing.release()
+    await until(lambda: full.waiting() == 1 and len(failing.chats()) == 2)
+    failing.default = {}
+    full.house.core.fleet.pools["e0"].breaker.resume(1e12, 1.0)  # the other trips meanwhile
+    assert await answered(*wires) == [200]
