@@ -12,6 +12,7 @@ import orjson
 
 _NAME = b'"usage"'
 _OPENING = re.compile(rb'"usage"\s*:\s*\{')
+_MAY_OPEN = re.compile(rb'"usage"\s*(?::\s*(?:\{|\Z)|\Z)')
 _LONGEST = 8192  # a usage object with all details is under 1 KiB
 
 
@@ -108,16 +109,18 @@ def _detail(usage: dict[str, Any], holders: tuple[str, ...], name: str) -> Any:
 class UsageFinder:
     """Finds the last usage object of a JSON answer that passes by in pieces, in bounded memory."""
 
-    __slots__ = ("_captured", "_carry")
+    __slots__ = ("_before", "_captured", "_carry")
 
     def __init__(self) -> None:
         self._carry = b""
         self._captured: bytes | None = None
+        self._before: bytes | None = None  # the one that came before that, if it was an object
 
     def feed(self, piece: bytes) -> None:
         window = self._carry + piece if self._carry else piece
-        at = window.rfind(_NAME)
+        at = _last(window)
         if at >= 0:
+            self._before = self._object()
             self._captured = window[at : at + _LONGEST]
         elif self._captured is not None and len(self._captured) < _LONGEST:
             self._captured += piece[: _LONGEST - len(self._captured)]
@@ -125,7 +128,13 @@ class UsageFinder:
 
     def tokens(self) -> Tokens:
         """What was found; unknown when there was no complete usage object."""
-        return UNKNOWN if self._captured is None else _read_at(self._captured)
+        text = self._object()
+        return UNKNOWN if text is None else _read_at(text)
+
+    def _object(self) -> bytes | None:
+        """The last one captured that is an object, or its beginning."""
+        text = self._captured
+        return text if text is not None and _OPENING.match(text) else self._before
 
 
 def find_usage(answer: bytes) -> Tokens:
@@ -137,7 +146,17 @@ def find_usage(answer: bytes) -> Tokens:
     flat = answer[start : answer.find(b"}", start) + 1]
     if flat[:2] == b":{" and flat.find(b"{", 2) < 0 and len(flat) < _LONGEST:
         return read_usage(_object(flat[1:]))
-    return _read_at(answer[at : at + _LONGEST])
+    at = _last(answer)
+    return UNKNOWN if at < 0 else _read_at(answer[at : at + _LONGEST])
+
+
+def _last(text: bytes) -> int:
+    """Where the last usage object begins, or may do where the text ends; below 0: there is none.
+    A client's own metadata, told again behind it, may have a key of that name."""
+    at = text.rfind(_NAME)
+    while at >= 0 and _MAY_OPEN.match(text, at) is None:
+        at = text.rfind(_NAME, 0, at)
+    return at
 
 
 def _read_at(text: bytes) -> Tokens:

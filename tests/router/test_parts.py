@@ -17,7 +17,7 @@ from controller.router.routes import find
 from controller.router.states import MOVES, State
 from controller.router.stats import Stats
 from controller.router.table import from_rows, from_static, merged, parse_endpoint
-from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, read_usage
+from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, find_usage, read_usage
 
 
 class Bell(Timed):
@@ -149,6 +149,20 @@ def test_a_body_is_rewritten_only_when_it_must() -> None:
         "x": 1, "include_usage": True,
     }  # fmt: skip
     assert isinstance(read(b"[]"), ApiError)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    ['"metadata": {"usage": "billing"}', '"usage": null', '"x": {"usage" : 5}, "y": ["usage"]'],
+)
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_a_key_called_usage_behind_the_usage_hides_nothing(behind: str, size: int) -> None:
+    """A client chooses its metadata, and must not choose what it pays."""
+    answer = f'{{"usage": {{"input_tokens": 4, "output_tokens": 2}}, {behind}}}'.encode()
+    finder = UsageFinder()
+    for start in range(0, len(answer), size):
+        finder.feed(answer[start : start + size])
+    assert (finder.tokens(), find_usage(answer)) == (Tokens(4, 2), Tokens(4, 2))
 
 
 @given(st.data())
