@@ -48,7 +48,7 @@ class PlainRelay(Relay):
         self._judge()
 
     def _judge(self) -> None:
-        if self._raw_head.status >= 400:
+        if self._raw_head.status >= 300:  # a redirect is no answer either
             self._give_up("error", f"upstream_{self._raw_head.status}")
 
     def feed(self, data: bytes) -> bytes:
@@ -103,7 +103,7 @@ class PlainRelay(Relay):
 
     def tokens(self) -> Tokens:
         """What the engine told of its tokens; a failure is not billed."""
-        return self._finder.tokens() if self._finder and self.status < 400 else UNKNOWN
+        return self._finder.tokens() if self._finder and self.status < 300 else UNKNOWN
 
     def made(self) -> int | None:
         """Tokens that passed by, about; None before the first byte."""

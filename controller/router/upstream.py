@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from controller.router.reactor import Reactor
 
 
+_NOT_HTTP = httptools.HttpParserError, httptools.HttpParserUpgrade  # a 101 is the latter
 MOST_FRAMING = 256 * 1024
 """Bytes of an answer in a row that are nothing of its body: heads, trailers, names of chunks. An
 engine that sends them for ever would fill the memory before any timeout."""
@@ -210,7 +211,7 @@ class UpstreamConnection(Connection):
         self._got = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except _NOT_HTTP:
             self._extra = True
             if not self._complete:
                 self._fail(Cause.NOT_HTTP)

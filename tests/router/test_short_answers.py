@@ -173,3 +173,22 @@ async def test_an_error_has_no_time_to_first_token(house: House, how: dict[str, 
     assert (await house.ask(stream=True)).status >= 400
     assert "ttft_ms" not in await house.row()
     assert house.core.stats.models["m"].ttft.count == 0
+
+
+@pytest.mark.parametrize("status", [302, 304])
+async def test_a_redirect_is_no_answer_that_anybody_pays_for(house: House, status: int) -> None:
+    house.engine(status=status, headers="location: https://elsewhere/\r\n", body=None)
+    await house.start()
+    wire = await house.wire()
+    await wire.chat()
+    assert (await wire.answer(head_only=status == 304)).status == status
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("error", f"upstream_{status}")
+    assert "prompt_tokens" not in row
+
+
+async def test_an_engine_that_would_speak_another_protocol_speaks_no_http(house: House) -> None:
+    house.engine(status=101, headers="upgrade: h2c\r\nconnection: upgrade\r\n")
+    await house.start()
+    assert (await house.ask()).status == 502
+    assert house.core.stats.upstream_failures == {("e0", "not_http"): 1}
