@@ -103,13 +103,14 @@ class Scanner:
     def finish(self) -> bytes:
         """The stream ended: what is pending counts as an event although no blank line ended it.
 
-        Unless it is cut: where only its close ends an answer, a dying engine ends it anywhere.
+        Unless it is cut, when it is but bytes: where only its close ends an answer, a dying engine
+        ends it anywhere.
         """
         raw = bytes(self._pending)
         self._pending.clear()
         self._searched = 0
         self._cut = not _is_whole(raw)
-        return self._event(raw) if raw and not self._cut else b""
+        return self._event(raw) if raw and not self._cut else raw
 
     @property
     def _passing(self) -> bool:
