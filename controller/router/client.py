@@ -34,8 +34,8 @@ class ClientConnection(Connection):
     so a client that leaves is noticed at once (cases A01, A02)."""
 
     __slots__ = (
-        "_advancing", "_closing", "_core", "_examined", "_exchange", "_hushed", "_lingering",
-        "_pause_above", "_reader", "_stalled", "address", "noted",
+        "_advancing", "_closing", "_core", "_endless", "_examined", "_exchange", "_hushed",
+        "_lingering", "_pause_above", "_reader", "_stalled", "address", "noted",
     )  # fmt: skip
 
     def __init__(self, core: Core, sock: socket.socket, address: str) -> None:
@@ -51,6 +51,7 @@ class ClientConnection(Connection):
         self._stalled = False  # answer bytes wait for the client
         self._pause_above = core.config.limits.pause_above_bytes
         self._closing = False
+        self._endless = False  # only the close ends the answer that is pending
         self._lingering = False
         core.clients.add(self)
         self._set_deadline()
@@ -93,6 +94,14 @@ class ClientConnection(Connection):
             exchange.abandon()
         self.close()
         self._core.clients.discard(self)
+
+    def close(self) -> None:
+        """As always; but where only the close ends an answer of which something is still pending,
+        it is a reset: an orderly end would make the short answer whole (case H14)."""
+        exchange = self._exchange
+        if self.out and (self._endless or (exchange is not None and _is_endless(exchange))):
+            self._reset_on_close()
+        super().close()
 
     def bytes_wait(self) -> None:
         """The client is slower than its answer: from now on it has a deadline too."""
@@ -239,7 +248,7 @@ class ClientConnection(Connection):
 
     def finished(self, *, close: bool) -> None:
         """The exchange is settled and its answer given to `send` or `send_soon`."""
-        self._exchange = None
+        exchange, self._exchange = self._exchange, None
         if self.noted is not None:
             self._tell()
         if self.fd < 0:
@@ -250,6 +259,7 @@ class ClientConnection(Connection):
             if self.out is None:
                 self._shut()
             else:
+                self._endless = exchange is not None and _is_endless(exchange)
                 self._set_deadline()
         elif self._advancing:
             pass  # the loop above us goes on
@@ -311,3 +321,8 @@ class ClientConnection(Connection):
         else:
             patience = times.client_read_s if self._reader.begun else times.client_idle_s
         self._core.deadlines.set(self, time.monotonic() + patience)
+
+
+def _is_endless(exchange: Exchange) -> bool:
+    """Whether its answer may have no length and no chunks."""
+    return exchange.request.version != "1.1"

@@ -150,12 +150,9 @@ class Connection(Timed):
             self._end(None)
 
     def close(self) -> None:
-        """Close. The peer sees FIN; or RST, if it was still sending or something is pending, which
-        is dropped: where only the close ends an answer, a FIN would make the short one whole."""
+        """Close; what is pending is dropped. The peer sees FIN, or RST if it was still sending."""
         if self.fd < 0:
             return
-        if self.out:
-            self._reset_on_close()
         if self._mask:
             self.reactor.unregister(self.fd)
         self.fd = -1
