@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from controller.router.breaker import Phase
 from controller.router.choose import Group, Want, choose
 from controller.router.pool import Pool, Target
 from controller.router.scoring import PROFILES
+from controller.router.stats import add_bounded
 from controller.router.table import Model, RouteTable
 from controller.router.upstream import UpstreamConnection
 
@@ -49,7 +49,7 @@ class Fleet:
         self._ready: dict[str, Group[Target]] = {}
         self._on_demand: frozenset[str] = frozenset()
         self._leaving: list[Pool] = []
-        self._tripped: Counter[str] = Counter()  # trips of replicas that left, which may return
+        self._tripped: dict[str, int] = {}  # trips of replicas that left, which may return
         self._trips: dict[str, tuple[float, float]] = {}  # of places without a pool as yet
 
     def connection(self, sock: Any, pool: Pool) -> UpstreamConnection:
@@ -97,7 +97,8 @@ class Fleet:
                 pool.retire()
                 self._leaving.append(pool)
         for pool in [pool for pool in self._leaving if not pool.in_flight]:
-            self._tripped[pool.key] += pool.breaker.trips
+            if pool.breaker.trips:
+                add_bounded(self._tripped, pool.key, pool.breaker.trips)
             self._leaving.remove(pool)
 
     def serves(self, model: str, tried: tuple[Pool, ...] = ()) -> bool:
@@ -189,11 +190,12 @@ class Fleet:
         ]
 
     def trips(self) -> dict[str, int]:
-        """How often each replica's breaker opened; it never falls, though replicas come and go."""
-        found = self._tripped.copy()
+        """How often each replica's breaker opened, of those that left too; absent: never."""
+        found = dict(self._tripped)
         for pool in self.everyone():
-            found[pool.key] += pool.breaker.trips
-        return +found
+            if pool.breaker.trips:
+                found[pool.key] = found.get(pool.key, 0) + pool.breaker.trips
+        return found
 
     def resume(self, trips: Iterable[Mapping[str, Any]]) -> None:
         """Take over rows of `route_trips`: breakers that were open when this process started."""

@@ -8,7 +8,7 @@ request holds its model's counters (`ModelStats`), so counting is attributes, no
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from controller.router.tokens import Tokens
@@ -24,6 +24,20 @@ TOKEN_BOUNDS_S = (
 AT_ONCE, QUEUED, WOKEN = "at_once", "queued", "woken"
 """How a request came to its first engine: it found room, it waited for room, or for its model to
 start."""
+
+
+MOST_COUNTERS = 4096
+"""Of replicas, which come and go: the one that was counted least recently is forgotten."""
+
+Label = TypeVar("Label")
+
+
+def add_bounded(counts: dict[Label, int], label: Label, number: int) -> None:
+    """Count `number` more, and keep at most MOST_COUNTERS labels."""
+    before = counts.pop(label, 0)
+    if len(counts) >= MOST_COUNTERS:
+        del counts[next(iter(counts))]
+    counts[label] = before + number
 
 
 class Histogram:
@@ -141,8 +155,7 @@ class Stats:
         self.usage_rows[word] = self.usage_rows.get(word, 0) + number
 
     def fail_upstream(self, replica: str, cause: str) -> None:
-        key = (replica, cause)
-        self.upstream_failures[key] = self.upstream_failures.get(key, 0) + 1
+        add_bounded(self.upstream_failures, (replica, cause), 1)
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as JSON: labelled counters are lists of [labels..., value]."""

@@ -15,7 +15,7 @@ from controller.router.deadlines import NEVER, Deadlines, Timed
 from controller.router.errors import ApiError
 from controller.router.routes import find
 from controller.router.states import MOVES, State
-from controller.router.stats import Stats
+from controller.router.stats import MOST_COUNTERS, Stats
 from controller.router.table import from_rows, from_static, merged, parse_endpoint
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, find_usage, read_usage
 
@@ -214,6 +214,17 @@ def test_every_state_of_an_exchange_can_end() -> None:
     assert MOVES[State.SETTLED] == frozenset()
     for state in set(State) - {State.SETTLED}:
         assert State.SETTLED in MOVES[state]
+
+
+def test_counters_of_replicas_that_come_and_go_have_a_bound() -> None:
+    stats = Stats()
+    for number in range(MOST_COUNTERS):
+        stats.fail_upstream(str(number), "503")
+    stats.fail_upstream("0", "503")
+    stats.fail_upstream("new", "503")
+    assert len(stats.upstream_failures) == MOST_COUNTERS
+    assert ("1", "503") not in stats.upstream_failures, "counted least recently"
+    assert stats.upstream_failures["0", "503"] == 2
 
 
 def test_a_snapshot_is_json() -> None:

@@ -45,3 +45,16 @@ async def test_C17_who_waited_while_the_replica_tripped_is_told_when_it_returns(
     answer = await wire.answer()
     assert (answer.status, answer.code) == (503, "replicas_cooling_down")
     assert answer.headers["retry-after"] in ("19", "20")
+
+
+async def test_trips_of_a_replica_that_left_and_came_back_go_on(house: House) -> None:
+    await house.start(breaker=BreakerRules(failures_in_row=1))
+    fleet = house.core.fleet
+    table, places = fleet.table, {p.endpoint: p.address for p in fleet.pools.values()}
+    assert house.core.snapshot()["trips"] == []
+    for trips in (1, 2):
+        fleet.pools["e0"].failed(Cause.CLOSED_EARLY)
+        assert house.core.snapshot()["trips"] == [["e0", trips]]
+        fleet.swap(RouteTable(), {})
+        assert house.core.snapshot()["trips"] == [["e0", trips]]
+        fleet.swap(table, places)
