@@ -159,17 +159,20 @@ class Pool:
         raw = await on_asyncio(
             lambda: self._raw.acquire(timeout=limit), limit + self.settings.connect_timeout_s
         )
+        over = False
         try:
             begun = raw.transaction(isolation=isolation, readonly=readonly)
             await on_asyncio(begun.start, limit)
             try:
                 yield Connection(raw, limit)
             except BaseException:
-                if not await self._end(begun.rollback):
-                    raw.terminate()  # which ends its transaction too
+                over = await self._end(begun.rollback)
                 raise
             await on_asyncio(begun.rollback if rollback else begun.commit, limit)
+            over = True
         finally:
+            if not over:
+                raw.terminate()  # whatever was begun ends with it
             await self._end(lambda: self._raw.release(raw, timeout=CLOSE_S))
 
     async def _end(self, call: Callable[[], Awaitable[Any]]) -> bool:

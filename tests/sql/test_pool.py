@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import trio
+from asyncpg.transaction import Transaction
 
 from sql import queries
 from sql.errors import DatabaseAway, Refused, StaleTerm, Unauthorized
@@ -103,6 +104,27 @@ def sleeping(database) -> int:
             " and datname = current_database()"
         ).fetchone()
     return count
+
+
+@pytest.mark.parametrize("verb", ["start", "commit"])
+async def test_H13_a_transaction_given_up_at_its_border_ends_nothing_but_itself(
+    pool, monkeypatch, verb
+):
+    """The driver tells its loop of a connection that comes back in a transaction: that ends it."""
+    scope, plain = trio.CancelScope(), getattr(Transaction, verb)
+
+    async def given_up(self):
+        scope.cancel()
+        await plain(self)
+
+    monkeypatch.setattr(Transaction, verb, given_up)
+    with scope:
+        async with pool.transaction() as connection:
+            await connection.execute("select 1")
+    assert scope.cancelled_caught
+    monkeypatch.undo()
+    async with pool.transaction() as connection:
+        assert await connection.fetchval("select 1") == 1
 
 
 async def test_F01_listen_reconnects_and_reads_again(pool, database, nursery):
