@@ -1,6 +1,6 @@
 """One file of the spool: records behind each other in a mapped file whose room is taken beforehand.
 
-A record is written by one copy into the page cache, so it is there for whoever comes after a
+A record is copied into the page cache and marked then, so it is there for whoever comes after a
 `kill -9`, without a system call. The room is allocated when the file is made (a disk that is full
 says so then, not by a SIGBUS in a callback), and what was never written is zero. The maker holds a
 lock on the file as long as it lives; the lock is free when it is dead.
@@ -27,6 +27,7 @@ _ACKNOWLEDGED = struct.Struct("<Q")
 _ACKNOWLEDGED_AT = _HEAD.size - _ACKNOWLEDGED.size
 _RECORD = struct.Struct("<4sII")  # mark, length, CRC-32 of the payload
 _MARK = b"\xffROW"  # 0xFF is in no UTF-8, so it is in no payload
+_NO_MARK = bytes(len(_MARK))
 
 
 class Owner(NamedTuple):
@@ -121,8 +122,10 @@ class Segment:
         end = self._tail + _RECORD.size + length
         if end > self.size:
             return False
-        head = _RECORD.pack(_MARK, length, zlib.crc32(payload))
+        head = _RECORD.pack(_NO_MARK, length, zlib.crc32(payload))
         self._map[self._tail : end] = head + payload
+        # Last: who is killed in the copy above, as at a new page, leaves no record.
+        self._map[self._tail : self._tail + len(_MARK)] = _MARK
         self._tail = end
         return True
 
@@ -134,15 +137,16 @@ class Segment:
     def read(self, limit: int) -> tuple[list[bytes], int]:
         """The oldest records that are not acknowledged, and what to acknowledge them with.
 
-        What is torn or was changed on the disk is skipped and noted in `damaged`.
+        What was changed on the disk is skipped and noted in `damaged`; a record without its mark was
+        being copied when its maker was killed: nobody was told of it.
         """
         records: list[bytes] = []
         expected = position = self._acknowledged
         while len(records) < limit:
             at = self._map.find(_MARK, position, self._tail)
             if at < 0:
-                if self._map[expected : self._tail].strip(b"\0"):
-                    self.damaged.add(expected)  # the mark itself: what was never written is zero
+                if self._map[expected : min(expected + len(_MARK), self._tail)].strip(b"\0"):
+                    self.damaged.add(expected)  # the mark itself: one that was never set is zero
                 position = self._tail  # so that it is noted once
                 break
             payload = self._payload(at)

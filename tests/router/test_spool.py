@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -103,6 +103,48 @@ def test_a_full_file_takes_no_more(tmp_path: Path) -> None:
     segment.remove()
 
 
+def never_marked(path: Path, at: int) -> bool:
+    """As one that was being copied when its maker was killed."""
+    return path.read_bytes()[at : at + 4] == bytes(4)
+
+
+class Killed(Exception):
+    """In the middle of a copy."""
+
+
+class TornMap:
+    """The map of a process that is killed in its next copy, as at the first touch of a page."""
+
+    def __init__(self, whole: Any, copied: int) -> None:
+        self._whole = whole
+        self._copied = copied
+
+    def __setitem__(self, where: slice, what: bytes) -> None:
+        begun = what[: self._copied]
+        self._whole[where.start : where.start + len(begun)] = begun
+        raise Killed
+
+
+@pytest.mark.parametrize("copied", [1, 5, 12, 17, 21])
+def test_who_was_killed_in_copying_a_record_leaves_none_and_no_damage(
+    tmp_path: Path, copied: int
+) -> None:
+    path = tmp_path / "a.spool"
+    dead: Any = Segment.make(path, SIZE, OWNER)
+    for row in rows(3):
+        dead.append(row)
+    whole, dead._map = dead._map, TornMap(dead._map, copied)
+    with pytest.raises(Killed):
+        dead.append(b'["row", 3]')
+    dead._map = whole
+    dead.close()
+    segment = Segment.take_over(path)
+    assert segment is not None
+    assert everything(segment) == rows(3)
+    assert not segment.damaged
+    segment.remove()
+
+
 @given(st.integers(FIRST, FIRST + 20 * 26), st.binary(min_size=1, max_size=40))
 def test_damage_costs_only_the_records_that_it_hits(
     tmp_path_factory: pytest.TempPathFactory, at: int, noise: bytes
@@ -124,7 +166,7 @@ def test_damage_costs_only_the_records_that_it_hits(
     assert set(payloads) - set(found) <= {payloads[n] for n in hit if n < len(payloads)}
     if noise == before:
         assert found == payloads
-    elif len(found) < len(payloads):
+    elif len(found) < len(payloads) and not never_marked(path, FIRST + size * 19):
         assert segment.damaged
     segment.remove()
 
@@ -177,7 +219,7 @@ def test_kill_9_loses_no_record_that_was_appended(tmp_path: Path) -> None:
     found = everything(segment)
     assert len(found) > told[-1]
     assert found == rows(len(found))
-    assert len(segment.damaged) <= 1  # the one that was being copied
+    assert not segment.damaged  # the one that was being copied is none yet
     segment.remove()
 
 
