@@ -18,6 +18,8 @@ MOST_MARKS = 32
 """Of a router whose rows wait for long; the oldest and newest matter."""
 FRESH_S = 0.1
 """So long a refusal needs no other question: a flood of requests is no flood of calls."""
+CALM_S = 1.0
+"""After a refusal others are not waited for again so long: a flood waits for a part of the time."""
 PACE_S, PACE_KEPT = 0.5, 0.9
 """How often the pace is reckoned, and what is left of it each time when less is taken."""
 
@@ -32,6 +34,12 @@ class Kind(StrEnum):
 
 
 BY_MINUTE = frozenset((Kind.REQUESTS, Kind.TOKENS))
+
+
+GRACE_S = {Kind.MONEY: 1.2, Kind.TOKENS: 0.3, Kind.SLOTS: 0.3, Kind.REQUESTS: 0.0}
+"""So long others may take to tell of requests that just ended, before one is refused what these
+held: what is more than they may keep is told within a tenth of a second, the rest of a budget each
+second. A request that was sent stays counted."""
 
 
 class Ask(NamedTuple):
@@ -51,6 +59,7 @@ class Told(NamedTuple):
 
     amount: int | None
     spare: int | None  # held by other routers, unused
+    busy: int | None  # held by other routers for requests that ran when they last told
     free: int | None  # held by nobody
     ahead: int | None  # so much may be kept unused
     whole: int
@@ -63,9 +72,9 @@ class Allowance:
     """One bound's part that this process may use. Times are the monotonic clock's."""
 
     __slots__ = (
-        "ahead", "amount", "anew_at", "answered_at", "asked", "asked_at", "by_minute", "charged",
-        "free", "gone", "id", "kind", "marks", "minute", "need", "pace", "settled", "spare",
-        "taken", "unit", "until", "used", "whole",
+        "ahead", "amount", "anew_at", "answered_at", "asked", "asked_at", "busy", "by_minute",
+        "charged", "free", "gone", "id", "kind", "marks", "minute", "need", "pace",
+        "patient_until", "settled", "spare", "taken", "unit", "until", "used", "whole",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, number: int, whole: int) -> None:
@@ -82,7 +91,8 @@ class Allowance:
         self.pace = 0.0  # what is taken in a second or so
         self.unit = 0  # what a request took
         self.asked_at = 0.0
-        self.ahead = self.spare = self.free = 0  # as last told
+        self.ahead = self.spare = self.busy = self.free = 0  # as last told
+        self.patient_until = 0.0  # until then nobody is refused what others use
         self.answered_at: float | None = None
         self.gone = False  # the database knows no such bound: it holds nobody up
         self.anew_at: float | None = None  # when there is more again
@@ -157,7 +167,8 @@ class Allowance:
         if self.by_minute and told.minute != self.minute:
             self.minute, self.used = told.minute, 0
         self.amount, self.whole = told.amount, told.whole
-        self.spare, self.free, self.ahead = told.spare or 0, told.free or 0, told.ahead or 0
+        self.spare, self.busy = told.spare or 0, told.busy or 0
+        self.free, self.ahead = told.free or 0, told.ahead or 0
         self.until = sent_at + told.good_s
         self.answered_at = now
         self.anew_at = None if told.anew_s is None else now + told.anew_s
@@ -166,16 +177,26 @@ class Allowance:
         """Whether a request that takes `n` cannot begin without asking."""
         return self.left(now) < n and not self.gone
 
-    def refuses(self, n: int, now: float) -> bool:
+    def refuses(self, n: int, now: float, *, patient: bool = True) -> bool:
         """Whether the database said a moment ago that there is not so much, here or elsewhere.
 
-        Not while it is asked: what was just given back to it may be had again.
+        Not while it is asked: what was just given back to it may be had again. What requests
+        elsewhere use may be free by now, and is waited for a little where one is `patient`.
         """
         if self.asked is not None or self.answered_at is None:
             return False
         if now - self.answered_at > FRESH_S:
             return False
-        return self.left(now) + max(0, self.spare) + max(0, self.free) < n
+        there = self.left(now) + max(0, self.spare) + max(0, self.free)
+        if there >= n:
+            return False
+        return not (patient and there + self.busy >= n and self._waits(now))
+
+    def _waits(self, now: float) -> bool:
+        """For others: from the first time that is asked on, and anew after a calm."""
+        if now > self.patient_until + CALM_S:
+            self.patient_until = now + GRACE_S[self.kind]
+        return now < self.patient_until
 
     @property
     def remaining(self) -> int:

@@ -31,7 +31,7 @@ READ_S = 2.0
 PAUSE_S = 0.01
 SOON_S = 0.05
 """Before what others may need is brought back: requests that end together make one call."""
-AGAIN_S = 0.2
+AGAIN_S = 0.1
 """Between asks for what others hold still."""
 AWAY_S = 0.5
 PAGE = 5000

@@ -137,8 +137,8 @@ class Segment:
     def read(self, limit: int) -> tuple[list[bytes], int]:
         """The oldest records that are not acknowledged, and what to acknowledge them with.
 
-        What was changed on the disk is skipped and noted in `damaged`; a record without its mark was
-        being copied when its maker was killed: nobody was told of it.
+        What was changed on the disk is skipped and noted in `damaged`; a record without its mark
+        was being copied when its maker was killed: nobody was told of it.
         """
         records: list[bytes] = []
         expected = position = self._acknowledged

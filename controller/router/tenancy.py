@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 2.0
 """A request waits so long for what Postgres says of its bounds."""
-MOST_WAITING = 1000
+MOST_WAITING, MOST_PATIENT = 1000, 500
+"""The rest is for those whose bounds were not asked for yet: who floods leaves them room."""
 
 
 class Parked(Timed):
@@ -112,8 +113,9 @@ class Tenancy:
         if not lacking:
             reservation.take()
             return True
+        patient = len(self._parked) < MOST_PATIENT
         for need in lacking:
-            if need.allowance.refuses(need.amount, now):
+            if need.allowance.refuses(need.amount, now, patient=patient):
                 return refusals.lacking(need, now)
         if exchange not in self._parked:
             if len(self._parked) >= MOST_WAITING:

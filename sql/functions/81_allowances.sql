@@ -61,7 +61,8 @@ begin
     if got.amount < p_hold + p_need and got.spare > 0 then
         update llmgw_core.budget set short_until = at + interval '2 s' where id = b.id and (short_until is null or short_until < at + interval '1 s');
     end if;
-    return jsonb_build_array('money', b.id, floor(got.amount), floor(got.spare), floor(got.free), floor(got.ahead), b.micros, 0, llmgw_core.setting('budget_lease') / 2,
+    return jsonb_build_array('money', b.id, floor(got.amount), floor(got.spare), floor(b.micros - spent - got.amount - got.spare - got.free),
+        floor(got.free), floor(got.ahead), b.micros, 0, llmgw_core.setting('budget_lease') / 2,
         extract(epoch from llmgw_core.budget_frees_at(b.id, b.period, b.zone, at) - at));
 end $$;
 comment on function llmgw_core.allow_money(uuid, bigint, bigint, bigint, numeric, numeric, numeric, numeric) is 'The answer of allowances_v1 for one budget; null when there is none of this id.';
@@ -88,7 +89,8 @@ begin
     if got.amount < p_hold + p_need and got.spare > 0 then
         update llmgw_core.rate_limit set short_until = at + interval '2 s' where id = l.id and (short_until is null or short_until < at + interval '1 s');
     end if;
-    return jsonb_build_array(p_kind, l.id, floor(got.amount), floor(got.spare), floor(got.free), floor(got.ahead), bound, minute,
+    return jsonb_build_array(p_kind, l.id, floor(got.amount), floor(got.spare), floor(bound - got.amount - got.spare - got.free), floor(got.free), floor(got.ahead),
+        bound, minute,
         case when p_kind = 'slots' then llmgw_core.setting('slot_lease') / 2 else extract(epoch from ends - at) end, extract(epoch from ends - at));
 end $$;
 comment on function llmgw_core.allow_rate(uuid, bigint, bigint, text, bigint, bigint, numeric, numeric, numeric, numeric) is 'The answer of allowances_v1 for one kind of one limit; null when it has no such bound.';
@@ -112,7 +114,7 @@ begin
     end loop;
     return answers;
 end $$;
-comment on function llmgw_core.allowances_v1(uuid, bigint, jsonb) is 'What a router may use, for each [kind, id, minute, hold, keep, need, idle] it asks: [kind, id, amount, spare, free, ahead, whole, minute, good for s, anew in s]. amount is all it may hold, hold included; spare is what others hold unused, free what nobody holds, ahead how much it may keep unused. Only [kind, id]: there is no such bound. Calls of a router are numbered; one that comes late changes nothing and has null amounts.';
+comment on function llmgw_core.allowances_v1(uuid, bigint, jsonb) is 'What a router may use, for each [kind, id, minute, hold, keep, need, idle] it asks: [kind, id, amount, spare, busy, free, ahead, whole, minute, good for s, anew in s]. amount is all it may hold, hold included; spare is what others hold unused, busy what they use, free what nobody holds, ahead how much it may keep unused. Only [kind, id]: there is no such bound. Calls of a router are numbered; one that comes late changes nothing and has null amounts.';
 
 create or replace function llmgw_core.allowances_keep() returns void
 language sql security definer set search_path = llmgw_core, pg_temp as $$

@@ -19,7 +19,7 @@ from controller.router.tokens import Tokens
 if TYPE_CHECKING:
     from tests.conftest import Database
 
-NOBODY = Told(0, 0, 0, 0, 100, 0, 5.0, 60.0)
+NOBODY = Told(0, 0, 0, 0, 0, 100, 0, 5.0, 60.0)
 
 
 def told(amount: int, **more: Any) -> Told:
@@ -101,11 +101,24 @@ def test_a_refusal_is_fresh_and_never_while_asked() -> None:
     assert not one.refuses(1, 1.07)  # others hold it unused and are told to bring it back
 
 
+def test_who_lacks_what_others_use_waits_a_little_and_a_flood_not_again() -> None:
+    one = granted(Kind.SLOTS, 0, busy=2)
+    assert one.refuses(3, 1.0)  # more than there is
+    assert one.refuses(1, 1.0, patient=False)
+    assert not one.refuses(2, 1.01)
+    for at, refused in ((1.3, False), (1.32, True), (2.3, True), (2.32, False), (2.7, True)):
+        one.ask(at, 0, 0)
+        one.told(told(0, busy=2), at, at)
+        assert one.refuses(2, at) is refused, at
+    counted = granted(Kind.REQUESTS, 0, busy=2)
+    assert counted.refuses(1, 1.0)  # a request that was sent is not given back
+
+
 def test_a_call_that_came_late_says_nothing() -> None:
     one = granted(Kind.SLOTS, 5)
     one.ask(2.0, 0, 0)
     before = one.amount
-    one.told(NOBODY._replace(amount=None, spare=None, free=None, ahead=None), 2.0, 2.0)
+    one.told(NOBODY._replace(amount=None, spare=None, busy=None, free=None, ahead=None), 2.0, 2.0)
     assert one.amount == before
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from controller.router import tenancy
+from controller.router import allowance, tenancy
 from controller.router.config import Timeouts
 from tests.router.tenants import Routers
 from tests.router.wire import Answer, chat_body, until
@@ -15,6 +15,7 @@ from tests.router.wire import Answer, chat_body, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from controller.router.allowance import Kind
     from sql.pool import Pool
     from tests.conftest import Database
     from tests.fake_engine import FakeEngine
@@ -114,6 +115,37 @@ async def test_who_waits_for_one_bound_keeps_what_it_has_of_the_others(
     chat = {"max_tokens": 50, "messages": []}  # of which ten tokens are used
     answers = [await routers.ask("both00", **chat) for _ in range(8)]
     assert counts(answers) == {200: 8}
+
+
+@pytest.mark.parametrize("kind", ["slots", "money"])
+async def test_B05_what_a_request_held_elsewhere_is_there_for_the_next_one(
+    routers: Routers, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """One client, one request after the other: each may come to another router."""
+    monkeypatch.setitem(allowance.GRACE_S, kind, 30.0)  # the other router tells, however slow
+    monkeypatch.setattr(tenancy, "WAIT_S", 30.0)
+    routers.prepare(engine, "turns1")
+    if kind == "slots":
+        routers.limit("turns1", parallel=1)
+    else:
+        routers.budget("turns1", 500)
+    await routers.start(2)
+    hold = "select coalesce(sum(hold), 0)::int from llmgw_core.allowance where kind = %s"
+    for number in range(4):
+        async with trio.open_nursery() as nursery:
+            told: list[Answer] = []
+            chat = billed(10, 300) | {"fake": {"hold": True, "tokens": 1}}
+            nursery.start_soon(ask_this, routers, "turns1", number, chat, told)
+            await until(lambda: engine.held() == 1)
+            await until(lambda: routers.execute(hold, kind) != [(0,)])
+            engine.release()
+        assert told[0].status == 200, (number, told[0].body)
+
+
+async def ask_this(
+    routers: Routers, key: str, router: int, chat: dict[str, Any], into: list[Answer]
+) -> None:
+    into.append(await routers.ask(key, router, **chat))
 
 
 async def until_passes(routers: Routers, key: str, router: int = 0, **fields: Any) -> Answer:

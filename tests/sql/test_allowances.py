@@ -185,12 +185,25 @@ def test_who_lacks_what_others_hold_unused_gets_it(fleet):
     one, two = Asking(fleet), Asking(fleet)
     kept = one.amount("money", number, idle=200)
     assert kept > 0
-    ((_, _, amount, spare, free, *_),) = two.ask(("money", number, 0, 0, 1000, 0))
-    assert (amount, spare, free) == (1000 - kept, kept, 0)
-    ((_, _, amount, _, _, ahead, *_),) = one.ask(("money", number, 0, kept, 0, 200))
+    ((_, _, amount, spare, busy, free, *_),) = two.ask(("money", number, 0, 0, 1000, 0))
+    assert (amount, spare, busy, free) == (1000 - kept, kept, 0, 0)
+    ((_, _, amount, _, _, _, ahead, *_),) = one.ask(("money", number, 0, kept, 0, 200))
     assert (amount, ahead) == (kept, 0)  # it is told to keep nothing, and brings it back
     assert one.amount("money", number) == 0
     assert two.amount("money", number, need=1000) == 1000
+
+
+def test_what_requests_elsewhere_use_is_told_apart_from_what_is_spent(fleet):
+    name = key(fleet, "busy01")
+    number, slots = budget(fleet, name, 1000), limit(fleet, name, parallel=5)
+    one, two = Asking(fleet), Asking(fleet)
+    one.amount("money", number, need=700)
+    one.amount("slots", slots, need=3)
+    one.ask(("money", number, 600, 0, 0, 0), ("slots", slots, 2, 0, 0, 0))
+    spend(fleet, used(name, 250, now(fleet)), router=one.id)
+    money, slot = two.ask(("money", number, 0, 0, 900, 0), ("slots", slots, 0, 0, 5, 0))
+    assert money[2:6] == [400, 0, 350, 0]
+    assert slot[2:6] == [3, 0, 2, 0]
 
 
 def test_a_budget_lowered_below_what_is_spent_grants_nothing_and_nothing_is_negative(fleet):
@@ -199,7 +212,7 @@ def test_a_budget_lowered_below_what_is_spent_grants_nothing_and_nothing_is_nega
     assert router.amount("money", number, need=300) == 300
     spend(fleet, used("lower1", 250, now(fleet)), router=router.id)
     assert budget(fleet, "lower1", 100) == number
-    ((_, _, amount, _, free, ahead, whole, *_),) = router.ask(("money", number, 20, 30, 40, 90))
+    ((_, _, amount, _, _, free, ahead, whole, *_),) = router.ask(("money", number, 20, 30, 40, 90))
     assert (amount, ahead, whole) == (50, 0, 100)  # what runs goes on
     assert free < 0
     assert router.amount("money", number, need=10) == 0
