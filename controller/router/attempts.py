@@ -318,37 +318,44 @@ class Attempts(Timed):
         self._send(other)
         return True
 
-    def _untried(self) -> Target | None:
+    def _with_this(self) -> tuple[Pool, ...]:
+        """Where it was tried, the replica of now included."""
         assert self.target is not None
+        return (*self.tried, self.target.pool)
+
+    def _untried(self) -> Target | None:
         if self._pinned is not None:
             return None
-        self.tried = (*self.tried, self.target.pool)
+        self.tried = self._with_this()
         return self._core.fleet.choose(self.serving, self.tried, self.want)
 
     def _may_queue(self) -> bool:
         """Whether replicas that were not tried are ready, with room or without."""
-        assert self.target is not None
-        tried = (*self.tried, self.target.pool)
-        return self._pinned is None and self._core.fleet.serves(self.serving, tried)
+        return self._pinned is None and self._core.fleet.serves(self.serving, self._with_this())
 
     def _queue(self) -> bool:
         """Wait for one of them; False when the queue does not take it."""
         self.cancel()
         return self._wait_for_place() is None
 
+    @property
+    def _was_sent(self) -> bool:
+        """Whether an engine had it."""
+        return self.count != self._connect_failures
+
     def _affords(self, reason: str) -> bool:
         """Whether the budget allows an engine to get a request that another one had already.
 
         Asked before one is chosen: who is chosen and gets nothing has lost its turn to be probed.
         """
-        if self.count == self._connect_failures or self._core.budget.affords(time.monotonic()):
+        if not self._was_sent or self._core.budget.affords(time.monotonic()):
             return True
         self._core.stats.unaffordable(reason)
         return False
 
     def _pay(self) -> None:
         """Once it goes there; nothing, where no engine had it."""
-        if self.count != self._connect_failures:
+        if self._was_sent:
             self._core.budget.spend(time.monotonic())
 
     def _reconnect(self) -> bool:

@@ -97,9 +97,10 @@ def read_form(raw: bytes, content_type: bytes) -> Asked | ApiError:
 def choices(document: dict[str, Any]) -> int:
     """How many answers are asked for in one: `n`, of each prompt where it is a list of them."""
     number, prompts = document.get("n"), document.get("prompt")
-    several = isinstance(prompts, list) and bool(prompts) and type(prompts[0]) is not int
     each = number if type(number) is int and number > 1 else 1
-    return each * len(prompts) if several and prompts else each
+    if isinstance(prompts, list) and prompts and type(prompts[0]) is not int:
+        return each * len(prompts)
+    return each
 
 
 def rewritten(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes | None:

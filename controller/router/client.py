@@ -99,7 +99,7 @@ class ClientConnection(Connection):
         """As always; but where only the close ends an answer of which something is still pending,
         it is a reset: an orderly end would make the short answer whole (case H14)."""
         exchange = self._exchange
-        if self.out and (self._endless or (exchange is not None and _is_endless(exchange))):
+        if self.out and (self._endless or (exchange is not None and _may_end_by_close(exchange))):
             self._reset_on_close()
         super().close()
 
@@ -259,7 +259,7 @@ class ClientConnection(Connection):
             if self.out is None:
                 self._shut()
             else:
-                self._endless = exchange is not None and _is_endless(exchange)
+                self._endless = exchange is not None and _may_end_by_close(exchange)
                 self._set_deadline()
         elif self._advancing:
             pass  # the loop above us goes on
@@ -323,6 +323,6 @@ class ClientConnection(Connection):
         self._core.deadlines.set(self, time.monotonic() + patience)
 
 
-def _is_endless(exchange: Exchange) -> bool:
+def _may_end_by_close(exchange: Exchange) -> bool:
     """Whether its answer may have no length and no chunks."""
     return exchange.request.version != "1.1"
