@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from controller.router.spooling import LOOK_S
 from ops.benchmarks import chaos_sums, processes, report
 from ops.benchmarks.chaos_rig import (
     BROKEN,
@@ -68,6 +69,7 @@ def serves(load: Clients, key: int) -> bool:
 def settle(fleet: Fleet, load: Clients, database: Postgres, lease_s: float) -> Iterator[Found]:
     """After the load: all is written, every key is asked, and nothing is in use."""
     late = []
+    ((now,),) = database.rows("select clock_timestamp()")
 
     def wait(said: Callable[[], Any], what: str, limit_s: float) -> None:
         try:
@@ -76,7 +78,8 @@ def settle(fleet: Fleet, load: Clients, database: Postgres, lease_s: float) -> I
             late.append(str(error))
 
     wait(lambda: not chaos_sums.missing(database, set(load.whole)), "whole answers have rows", 60)
-    wait(lambda: not database.rows(chaos_sums.OF_DEAD), "leases of the dead end", lease_s + 30)
+    wait(lambda: not database.rows(chaos_sums.OF_DEAD, now), "leases of the dead end", lease_s + 30)
+    wait(fleet.settled, "spools of the dead are settled", LOOK_S + 30)
     with ThreadPoolExecutor(8) as pool:
         served = list(pool.map(lambda key: serves(load, key), range(KEYS)))
     wait(fleet.written, "all rows are written", 60)

@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from controller.router.spool import SUFFIX
 from tests.control.process import Controller
 from tests.end_to_end.chaos import Load, Postgres, kill_all, kill_router
 
@@ -164,6 +165,11 @@ class Fleet:
                 self.postgres()
             else:
                 self.router()
+
+    def settled(self) -> bool:
+        """Whether there are spools of living routers only: each has one."""
+        spools = self.state.rglob(f"*{SUFFIX}")
+        return len({path.name.rpartition("-")[0] for path in spools}) <= WORKERS
 
     def written(self) -> bool:
         """Whether no router has a row that Postgres has not."""

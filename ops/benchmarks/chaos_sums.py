@@ -26,7 +26,8 @@ LEASES = """
 select kind, object_id, router_id::text, amount, hold from llmgw_core.allowance a
 where kind in ('money', 'slots') and expires_at >= clock_timestamp()"""
 HELD = f"{LEASES} and hold > 0"
-OF_DEAD = f"{LEASES} and not exists (select from llmgw_core.live_router l where l.id = router_id)"
+OF_DEAD = f"{LEASES} and renewed_at < %s"
+"""Who lives renews each second: what was not since the last kill is of a dead router."""
 ROWS = """
 select request_id, status, key_id, prompt_tokens, cached_tokens, completion_tokens, cost_micros
 from llmgw_core.usage_event"""

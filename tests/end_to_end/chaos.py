@@ -60,9 +60,9 @@ class Postgres:
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.server.url, autocommit=True)
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, *args: object) -> list[tuple[Any, ...]]:
         with self.connect() as connection:
-            return connection.execute(query).fetchall()  # type: ignore[arg-type]
+            return connection.execute(query, args or None).fetchall()  # type: ignore[arg-type]
 
 
 @contextmanager
