@@ -169,7 +169,7 @@ def test_a_router_before_many_keys_is_measured(database: Database):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_sums_are_right_after_a_little_chaos():
-    found = chaos.measure(count=150, seed=3, lease_s=5)
+    found = chaos.measure(count=150, seed=3, lease_s=15)  # restarts take seconds on busy cores
     assert [name for name, _, holds in found if not holds] == []
     figures = {name: figure for name, figure, _ in found}
     assert figures["rows with status ok"] >= 150
