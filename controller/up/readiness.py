@@ -31,12 +31,22 @@ class Progress:
         return self.alias or self.name
 
 
-def judge(rows: Iterable[Mapping[str, Any]], waited_s: float) -> list[Progress]:
-    """The state of each wanted model; ``waited_s`` since the agent was started."""
-    return [_judge(row, waited_s) for row in rows]
+def failures(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """How often each replica has failed until now, by its id."""
+    return {one["id"]: one["restarts"] for row in rows for one in row["replicas"] or ()}
 
 
-def _judge(row: Mapping[str, Any], waited_s: float) -> Progress:
+def judge(
+    rows: Iterable[Mapping[str, Any]], waited_s: float, before: Mapping[int, int]
+) -> list[Progress]:
+    """The state of each wanted model; ``waited_s`` since the agent was started.
+
+    ``before`` has the `failures` of earlier runs: what was mended since gets another chance.
+    """
+    return [_judge(row, waited_s, before) for row in rows]
+
+
+def _judge(row: Mapping[str, Any], waited_s: float, before: Mapping[int, int]) -> Progress:
     alias = (row["aliases"] or [None])[0]
     if row["ready_replicas"]:
         return Progress(row["name"], alias, True, "ready", None)
@@ -46,7 +56,7 @@ def _judge(row: Mapping[str, Any], waited_s: float) -> Progress:
         alias,
         False,
         _doing(replicas, row["outcome"]),
-        _trouble(row, replicas, waited_s),
+        _trouble(row, [r for r in replicas if r["restarts"] > before.get(r["id"], -1)], waited_s),
     )
 
 

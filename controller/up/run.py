@@ -216,13 +216,16 @@ async def _ready(installation: Installation, pool: Pool, key: str) -> list[Progr
     options, report = installation.options, installation.report
     began = trio.current_time()
     probe = FirstAnswer(options, key)
+    before: dict[int, int] | None = None
     while True:
         waited_s = trio.current_time() - began
         try:
             rows = [dict(row) for row in await pool.fetch(queries("up")["wanted"], waited_s)]
         except DatabaseError as error:
             raise CannotStart(f"the database went away: {error}") from error
-        models = readiness.judge(rows, waited_s)
+        if before is None:
+            before = readiness.failures(rows)
+        models = readiness.judge(rows, waited_s, before)
         ready = next((model for model in models if model.ready), None)
         if ready is not None and not probe.over:
             await probe.try_once(ready, report)

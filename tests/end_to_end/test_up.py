@@ -185,14 +185,20 @@ def test_bad_catalog_is_refused_with_its_fault(up: Up) -> None:
     assert not up.processes()
 
 
-def test_failing_engine_ends_with_its_last_words(up: Up) -> None:
-    text = up.catalog.read_text().replace('"llamacpp"', '"command"')
+def test_failing_engine_ends_with_its_last_words_and_once_mended_the_next_run_serves(
+    up: Up,
+) -> None:
+    sound = up.catalog.read_text()
+    text = sound.replace('"llamacpp"', '"command"')
     words = 'command = ["sh", "-c", "echo no such card >&2; exit 3"]'
     up.catalog.write_text(text.replace('args = ["-c", "4096", "-np", "2"]', words))
     done = up.run("--catalog", str(up.catalog), "--check", timeout_s=200)
     assert done.returncode == 1
     assert "no such card" in done.stderr
     assert not up.processes()
+    up.catalog.write_text(sound)
+    done = up.run("--catalog", str(up.catalog), "--check", timeout_s=200)
+    assert done.returncode == 0, done.stderr
 
 
 def test_model_without_a_place_ends_with_the_reasons(up: Up) -> None:
