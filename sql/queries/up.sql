@@ -6,7 +6,7 @@ select m.name, m.aliases, p.placed, p.outcome,
     (select count(*) from llmgw.replicas r where r.model = m.name and r.state = 'ready' and not exists (
         select 1 from jsonb_to_recordset(r.shards) as s (node text, state text) join llmgw.nodes n on n.id = s.node
         where s.state <> 'ready' or n.last_seen_ago is null or n.last_seen_ago >= $1::double precision)) as ready_replicas,
-    (select jsonb_agg(jsonb_build_object('id', r.id, 'state', r.state, 'error', r.error, 'restarts', r.restarts, 'shards', r.shards) order by r.id)
+    (select jsonb_agg(jsonb_build_object('id', r.id, 'state', r.state, 'error', r.error, 'restarts', r.restarts, 'stale', r.stale, 'shards', r.shards) order by r.id)
      from llmgw.replicas r where r.model = m.name) as replicas,
     (select jsonb_agg(distinct n.reason) from llmgw.rejections n where n.model = m.name) as reasons,
     (select s.log_tail from llmgw.shards s where s.model = m.name and s.log_tail is not null order by s.id desc limit 1) as log_tail
