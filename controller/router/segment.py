@@ -145,7 +145,8 @@ class Segment:
         while len(records) < limit:
             at = self._map.find(_MARK, position, self._tail)
             if at < 0:
-                if self._map[expected : min(expected + len(_MARK), self._tail)].strip(b"\0"):
+                end = min(expected + len(_MARK), self._tail)
+                if self._map[expected:end].strip(b"\0"):
                     self.damaged.add(expected)  # the mark itself: one that was never set is zero
                 position = self._tail  # so that it is noted once
                 break
