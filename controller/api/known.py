@@ -10,6 +10,7 @@ from sql import queries
 
 if TYPE_CHECKING:
     from controller.api.call import Call
+    from controller.api.paging import Page
 
 
 async def unknown_model(call: Call, name: str) -> ApiError | None:
@@ -25,3 +26,13 @@ async def unknown_model(call: Call, name: str) -> ApiError | None:
     elif close:
         next_ = f"did you mean {close[0]!r}?"
     return ApiError(404, f"there is no model {name} in the catalog: {next_}")
+
+
+async def of_a_model(call: Call, found: Page) -> Page:
+    """The page; an empty one of a model that there is not is a mistake and no answer."""
+    query = call.query
+    if not found and query.model is not None and query.cursor is None:
+        refused = await unknown_model(call, query.model)
+        if refused is not None:
+            raise refused
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from controller.api.known import of_a_model
 from controller.api.paging import Page, page
 from controller.catalog.apply import apply
 from controller.catalog.definition import Catalog
@@ -22,7 +23,8 @@ async def models(call: Call) -> Page:
 
 async def prices(call: Call) -> Page:
     """What models cost and cost before, of one model where asked."""
-    return await page(call.pool, call.cursors, "prices", call.query, call.query.model)
+    found = await page(call.pool, call.cursors, "prices", call.query, call.query.model)
+    return await of_a_model(call, found)
 
 
 async def add(call: Call) -> Any:

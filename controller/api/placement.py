@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from controller.api import scores
 from controller.api.bodies import BIGGEST
 from controller.api.errors import ApiError
-from controller.api.known import unknown_model
+from controller.api.known import of_a_model, unknown_model
 from controller.api.paging import Page, PageQuery, page
 from sql import queries
 
@@ -18,17 +18,7 @@ if TYPE_CHECKING:
 async def replicas(call: Call) -> Page:
     """Replicas that are not gone."""
     found = await page(call.pool, call.cursors, "replicas", call.query, call.query.model, None)
-    return await _of_a_model(call, found)
-
-
-async def _of_a_model(call: Call, found: Page) -> Page:
-    """The page; an empty one of a model that there is not is a mistake and no answer."""
-    query = call.query
-    if not found and query.model is not None and query.cursor is None:
-        refused = await unknown_model(call, query.model)
-        if refused is not None:
-            raise refused
-    return found
+    return await of_a_model(call, found)
 
 
 async def replica(call: Call) -> Any:
@@ -86,4 +76,4 @@ async def decisions(call: Call) -> Page:
     found = await page(
         call.pool, call.cursors, "decisions", query, query.model, query.node, query.since
     )
-    return await _of_a_model(call, found)
+    return await of_a_model(call, found)

@@ -34,6 +34,9 @@ async def test_unpriced_is_absent_and_zero_is_a_price(api, pool):
     assert (row["model"], row["since"], row["cached"]) == ("tiny", since, 0)
     assert "until" not in row
     assert await api.good("GET", "/prices?model=plain") == []
+    answer = await api("GET", "/prices?model=plian")
+    assert answer.status_code == 404
+    assert "did you mean 'plain'?" in answer.text
     rows = await pool.fetch("select prices from llmgw.models where name = 'plain'")
     assert [row["prices"] for row in rows] == [None]
 
