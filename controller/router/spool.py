@@ -37,7 +37,7 @@ class Spool:
         self.folder = folder
         self.owner = owner
         self.trouble: str | None = None  # why there is no room for more
-        self.tried = trio.Event()  # to make the first file
+        self.ready = trio.Event()  # the first file is there
         self._bytes = segment_bytes
         self._most = max(2, limit // segment_bytes)
         self._segments: deque[Segment] = deque()  # the last one is written to
@@ -110,11 +110,10 @@ class Spool:
             done, self._done = self._done, []
             for segment in done:
                 await trio.to_thread.run_sync(segment.remove)
-            provided = await self._provide()
-            self.tried.set()
-            if not provided:
+            if not await self._provide():
                 await trio.sleep(AGAIN_S)
                 continue
+            self.ready.set()
             await self._work.wait()
 
     async def _provide(self) -> bool:

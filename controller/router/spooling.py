@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from controller.router.refresh import Pool
     from controller.router.usage_writer import UsageWriter
 
-FIRST_S = 2.0
-"""For a disk to give the first file; then rows wait in memory until it does."""
+FIRST_S = 3.0
+"""For a disk to give the first file, with two tries more should one fail; then rows wait in memory
+until it does."""
 LOOK_S = 30.0
 """Routers of other controllers on this machine die too."""
 
@@ -52,7 +53,8 @@ class Spooling:
         self._told = False  # that there is no folder
 
     async def open(self) -> None:
-        """Have a file for the first row, or know that there is no room; once. Raises sql.errors."""
+        """Have a file for the first row, or know that the disk gives none now; once. Raises
+        sql.errors."""
         if self._folder is None or self._spool is not None:
             return
         database = uuid.UUID(str(await self._pool.fetchval(self._queries["usage_database"])))
@@ -68,7 +70,7 @@ class Spooling:
         self._core.usage.spool = self._spool
         self._opened.set()
         with trio.move_on_after(FIRST_S):
-            await self._spool.tried.wait()
+            await self._spool.ready.wait()
 
     async def run(self) -> None:
         """Provide files for ever, from `open` on."""
