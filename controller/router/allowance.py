@@ -52,6 +52,7 @@ class Ask(NamedTuple):
     keep: int
     need: int
     idle: int
+    least: int
 
 
 class Told(NamedTuple):
@@ -74,7 +75,7 @@ class Allowance:
     __slots__ = (
         "ahead", "amount", "anew_at", "answered_at", "asked", "asked_at", "busy", "by_minute",
         "charged", "free", "gone", "id", "kind", "marks", "minute", "need", "pace",
-        "patient_until", "settled", "spare", "taken", "unit", "until", "used", "whole",
+        "patient_until", "settled", "spare", "taken", "unit", "until", "used", "wanted", "whole",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, number: int, whole: int) -> None:
@@ -87,6 +88,7 @@ class Allowance:
         self.until = 0.0  # then the amount is worth nothing
         self.minute = 0
         self.need = 0  # what requests wait for
+        self.wanted: dict[int, int] = {}  # how much each of how many of them takes
         self.taken = 0  # since the pace was last reckoned
         self.pace = 0.0  # what is taken in a second or so
         self.unit = 0  # what a request took
@@ -134,7 +136,20 @@ class Allowance:
         self.amount = self.used + keep
         self.asked = self._charged(rows, written)
         hold = max(0, self.used - (self.asked - self.charged))
-        return Ask(self.kind, self.id, self.minute, hold, keep, self.need, idle)
+        least = min(self.wanted, default=0)
+        return Ask(self.kind, self.id, self.minute, hold, keep, self.need, idle, least)
+
+    def want(self, n: int) -> None:
+        """A request waits for `n`."""
+        self.need += n
+        self.wanted[n] = self.wanted.get(n, 0) + 1
+
+    def unwant(self, n: int) -> None:
+        """It waits no longer."""
+        self.need -= n
+        self.wanted[n] -= 1
+        if not self.wanted[n]:
+            del self.wanted[n]
 
     def _reckon(self, now: float) -> None:
         """Who takes a request's worth now and then keeps one for half a minute."""

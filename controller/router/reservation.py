@@ -75,11 +75,11 @@ class Reservation:
         self.unwant()
         self.wants = [need for need in self.needs if not need.allowance.gone]
         for need in self.wants:
-            need.allowance.need += need.amount
+            need.allowance.want(need.amount)
 
     def unwant(self) -> None:
         for need in self.wants:
-            need.allowance.need -= need.amount
+            need.allowance.unwant(need.amount)
         self.wants = []
 
 

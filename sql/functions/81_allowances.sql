@@ -1,7 +1,7 @@
 -- What routers may use without asking: granted here, in portions, so that all together never pass a budget or a limit.
 
 create or replace function llmgw_core.allow(p_router uuid, p_call bigint, p_kind text, p_object bigint, p_left numeric, p_routers bigint, p_hurry boolean,
-    p_expires timestamptz, p_minute bigint, p_hold numeric, p_keep numeric, p_need numeric, p_idle numeric,
+    p_expires timestamptz, p_minute bigint, p_hold numeric, p_keep numeric, p_need numeric, p_least numeric, p_idle numeric,
     out amount numeric, out spare numeric, out free numeric, out ahead numeric)
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
@@ -25,6 +25,10 @@ begin
         return;  -- a later call of this router was here before: its answer counts
     end if;
     free := p_left - others - mine;
+    -- Less than any of those that wait takes is of use to others only: in parts it would serve nobody.
+    if mine + free < p_hold + p_least then
+        p_need := 0;
+    end if;
     -- Ahead of need at most a part of what is left, all routers together a quarter: near the end single requests.
     ahead := case when p_hurry then 0 else greatest(0, floor((p_left - others - p_hold - p_need) / (4 * greatest(p_routers, 1)))) end;
     -- Nothing is taken that it said it keeps: it uses that while we speak. It brings back what is more than ahead by its next call.
@@ -41,9 +45,9 @@ begin
                 call = excluded.call, renewed_at = excluded.renewed_at, expires_at = excluded.expires_at;
     end if;
 end $$;
-comment on function llmgw_core.allow(uuid, bigint, text, bigint, numeric, bigint, boolean, timestamptz, bigint, numeric, numeric, numeric, numeric) is 'Sets what one router holds of one thing: what it uses (hold), what it keeps meanwhile (keep), what its requests wait for (need) and something ahead (idle, at most ahead), never more than nobody holds. p_left is the whole less what is spent. The caller holds the row of the budget or limit.';
+comment on function llmgw_core.allow(uuid, bigint, text, bigint, numeric, bigint, boolean, timestamptz, bigint, numeric, numeric, numeric, numeric, numeric) is 'Sets what one router holds of one thing: what it uses (hold), what it keeps meanwhile (keep), what its requests wait for (need, of which one takes least or more) and something ahead (idle, at most ahead), never more than nobody holds. p_left is the whole less what is spent. The caller holds the row of the budget or limit.';
 
-create or replace function llmgw_core.allow_money(p_router uuid, p_call bigint, p_routers bigint, p_id bigint, p_hold numeric, p_keep numeric, p_need numeric, p_idle numeric)
+create or replace function llmgw_core.allow_money(p_router uuid, p_call bigint, p_routers bigint, p_id bigint, p_hold numeric, p_keep numeric, p_need numeric, p_least numeric, p_idle numeric)
 returns jsonb language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     at timestamptz := clock_timestamp();
@@ -57,7 +61,7 @@ begin
     end if;
     spent := llmgw_core.budget_spent(b.id, b.period, b.zone, at);
     got := llmgw_core.allow(p_router, p_call, 'money', b.id, b.micros - spent, p_routers, coalesce(b.short_until > at, false), at + llmgw_core.seconds('budget_lease'), 0,
-        p_hold, p_keep, p_need, p_idle);
+        p_hold, p_keep, p_need, p_least, p_idle);
     if got.amount < p_hold + p_need and got.spare > 0 then
         update llmgw_core.budget set short_until = at + interval '2 s' where id = b.id and (short_until is null or short_until < at + interval '1 s');
     end if;
@@ -65,10 +69,10 @@ begin
         floor(got.free), floor(got.ahead), b.micros, 0, llmgw_core.setting('budget_lease') / 2,
         extract(epoch from llmgw_core.budget_frees_at(b.id, b.period, b.zone, at) - at));
 end $$;
-comment on function llmgw_core.allow_money(uuid, bigint, bigint, bigint, numeric, numeric, numeric, numeric) is 'The answer of allowances_v1 for one budget; null when there is none of this id.';
+comment on function llmgw_core.allow_money(uuid, bigint, bigint, bigint, numeric, numeric, numeric, numeric, numeric) is 'The answer of allowances_v1 for one budget; null when there is none of this id.';
 
 create or replace function llmgw_core.allow_rate(p_router uuid, p_call bigint, p_routers bigint, p_kind text, p_id bigint, p_minute bigint,
-    p_hold numeric, p_keep numeric, p_need numeric, p_idle numeric)
+    p_hold numeric, p_keep numeric, p_need numeric, p_least numeric, p_idle numeric)
 returns jsonb language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     at timestamptz := clock_timestamp();
@@ -85,7 +89,7 @@ begin
     end if;
     -- What was used in another minute counts no more.
     got := llmgw_core.allow(p_router, p_call, p_kind, l.id, bound, p_routers, coalesce(l.short_until > at, false), ends, minute,
-        case when minute in (0, p_minute) then p_hold else 0 end, case when minute in (0, p_minute) then p_keep else 0 end, p_need, p_idle);
+        case when minute in (0, p_minute) then p_hold else 0 end, case when minute in (0, p_minute) then p_keep else 0 end, p_need, p_least, p_idle);
     if got.amount < p_hold + p_need and got.spare > 0 then
         update llmgw_core.rate_limit set short_until = at + interval '2 s' where id = l.id and (short_until is null or short_until < at + interval '1 s');
     end if;
@@ -93,7 +97,7 @@ begin
         bound, minute,
         case when p_kind = 'slots' then llmgw_core.setting('slot_lease') / 2 else extract(epoch from ends - at) end, extract(epoch from ends - at));
 end $$;
-comment on function llmgw_core.allow_rate(uuid, bigint, bigint, text, bigint, bigint, numeric, numeric, numeric, numeric) is 'The answer of allowances_v1 for one kind of one limit; null when it has no such bound.';
+comment on function llmgw_core.allow_rate(uuid, bigint, bigint, text, bigint, bigint, numeric, numeric, numeric, numeric, numeric) is 'The answer of allowances_v1 for one kind of one limit; null when it has no such bound.';
 
 create or replace function llmgw_core.allowances_v1(p_router uuid, p_call bigint, p_asks jsonb) returns jsonb
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
@@ -107,14 +111,15 @@ begin
     perform 1 from llmgw_core.budget where id in (select (x->>1)::bigint from jsonb_array_elements(p_asks) x where x->>0 = 'money') order by id for update;
     perform 1 from llmgw_core.rate_limit where id in (select (x->>1)::bigint from jsonb_array_elements(p_asks) x where x->>0 <> 'money') order by id for update;
     for a in select x->>0 as kind, (x->>1)::bigint as id, (x->>2)::bigint as minute, greatest(0, (x->>3)::numeric) as hold,
-            greatest(0, (x->>4)::numeric) as keep, greatest(0, (x->>5)::numeric) as need, greatest(0, (x->>6)::numeric) as idle from jsonb_array_elements(p_asks) x loop
-        one := case when a.kind = 'money' then llmgw_core.allow_money(p_router, p_call, routers, a.id, a.hold, a.keep, a.need, a.idle)
-            else llmgw_core.allow_rate(p_router, p_call, routers, a.kind, a.id, a.minute, a.hold, a.keep, a.need, a.idle) end;
+            greatest(0, (x->>4)::numeric) as keep, greatest(0, (x->>5)::numeric) as need, greatest(0, (x->>6)::numeric) as idle,
+            coalesce((x->>7)::numeric, 0) as least from jsonb_array_elements(p_asks) x loop
+        one := case when a.kind = 'money' then llmgw_core.allow_money(p_router, p_call, routers, a.id, a.hold, a.keep, a.need, a.least, a.idle)
+            else llmgw_core.allow_rate(p_router, p_call, routers, a.kind, a.id, a.minute, a.hold, a.keep, a.need, a.least, a.idle) end;
         answers := answers || jsonb_build_array(coalesce(one, jsonb_build_array(a.kind, a.id)));
     end loop;
     return answers;
 end $$;
-comment on function llmgw_core.allowances_v1(uuid, bigint, jsonb) is 'What a router may use, for each [kind, id, minute, hold, keep, need, idle] it asks: [kind, id, amount, spare, busy, free, ahead, whole, minute, good for s, anew in s]. amount is all it may hold, hold included; spare is what others hold unused, busy what they use, free what nobody holds, ahead how much it may keep unused. Only [kind, id]: there is no such bound. Calls of a router are numbered; one that comes late changes nothing and has null amounts.';
+comment on function llmgw_core.allowances_v1(uuid, bigint, jsonb) is 'What a router may use, for each [kind, id, minute, hold, keep, need, idle, least] it asks: [kind, id, amount, spare, busy, free, ahead, whole, minute, good for s, anew in s]. amount is all it may hold, hold included; spare is what others hold unused, busy what they use, free what nobody holds, ahead how much it may keep unused. Only [kind, id]: there is no such bound. Calls of a router are numbered; one that comes late changes nothing and has null amounts.';
 
 create or replace function llmgw_core.allowances_keep() returns void
 language sql security definer set search_path = llmgw_core, pg_temp as $$

@@ -114,6 +114,20 @@ def test_who_lacks_what_others_use_waits_a_little_and_a_flood_not_again() -> Non
     assert counted.refuses(1, 1.0)  # a request that was sent is not given back
 
 
+def test_an_ask_names_the_least_that_a_waiting_request_takes() -> None:
+    one = Allowance(Kind.MONEY, 1, 100)
+    for n in (30, 20, 20):
+        one.want(n)
+    asked = one.ask(1.0, 0, 0)
+    assert (asked.need, asked.least) == (70, 20)
+    one.unwant(20)
+    one.unwant(20)
+    asked = one.ask(2.0, 0, 0)
+    assert (asked.need, asked.least) == (30, 30)
+    one.unwant(30)
+    assert one.ask(3.0, 0, 0).least == 0
+
+
 def test_a_call_that_came_late_says_nothing() -> None:
     one = granted(Kind.SLOTS, 5)
     one.ask(2.0, 0, 0)

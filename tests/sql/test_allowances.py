@@ -50,10 +50,12 @@ class Router:
         """One call; `lost`: Postgres did it and the answer never came."""
         self.clock += 1
         one = self.one
-        one.need = need
+        if need:
+            one.want(need)
         asked = one.ask(self.clock, self.made, self.made - len(self.rows))
         ((_, _, *told),) = self.asking.ask((asked.kind, asked.id, *asked[3:]))
-        one.need = 0
+        if need:
+            one.unwant(need)
         if not lost:
             one.told(Told(*told), self.clock, self.clock)
 
@@ -204,6 +206,24 @@ def test_what_requests_elsewhere_use_is_told_apart_from_what_is_spent(fleet):
     money, slot = two.ask(("money", number, 0, 0, 900, 0), ("slots", slots, 0, 0, 5, 0))
     assert money[2:6] == [400, 0, 350, 0]
     assert slot[2:6] == [3, 0, 2, 0]
+
+
+def test_parts_that_serve_nobody_are_not_held_by_who_waits(fleet):
+    """Three routers with a part each, and requests that wait at all of them: one of them is served
+    after the other, as long as there is enough for one."""
+    number = budget(fleet, key(fleet, "parts1"), 300)
+    routers = [Asking(fleet) for _ in range(3)]
+    for router in routers:
+        assert router.amount("money", number, need=100) == 100
+    served = []
+    for _ in range(4):
+        for router in routers:
+            waits = 0 if router in served else 130
+            ((_, _, amount, *_),) = router.ask(("money", number, 0, 0, 2 * waits, 0, waits))
+            if waits and amount >= waits:
+                served.append(router)
+                break  # it runs, and ends at once
+    assert len(served) == 3
 
 
 def test_a_budget_lowered_below_what_is_spent_grants_nothing_and_nothing_is_negative(fleet):
