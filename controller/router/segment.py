@@ -82,10 +82,10 @@ class Segment:
         for path in folder.glob(f".*{_NEW}"):
             try:
                 with path.open("rb") as file:
-                    if not os.fstat(file.fileno()).st_size:
-                        continue  # its maker may be about to lock it, and only then takes room
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink(missing_ok=True)
+                    # One without a size has a maker that may be about to lock it.
+                    if os.fstat(file.fileno()).st_size:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        path.unlink(missing_ok=True)
             except (FileNotFoundError, BlockingIOError):
                 continue  # it was renamed, or is being made
 
