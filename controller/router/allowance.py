@@ -74,7 +74,7 @@ class Allowance:
 
     __slots__ = (
         "ahead", "amount", "anew_at", "answered_at", "asked", "asked_at", "busy", "by_minute",
-        "charged", "free", "gone", "id", "kind", "marks", "minute", "need", "pace",
+        "charged", "free", "gone", "id", "kind", "marks", "minute", "pace",
         "patient_until", "settled", "spare", "taken", "unit", "until", "used", "wanted", "whole",
     )  # fmt: skip
 
@@ -87,8 +87,7 @@ class Allowance:
         self.used = 0  # of it
         self.until = 0.0  # then the amount is worth nothing
         self.minute = 0
-        self.need = 0  # what requests wait for
-        self.wanted: dict[int, int] = {}  # how much each of how many of them takes
+        self.wanted: dict[int, int] = {}  # by what waiting requests take, how many of them
         self.taken = 0  # since the pace was last reckoned
         self.pace = 0.0  # what is taken in a second or so
         self.unit = 0  # what a request took
@@ -136,17 +135,16 @@ class Allowance:
         self.amount = self.used + keep
         self.asked = self._charged(rows, written)
         hold = max(0, self.used - (self.asked - self.charged))
+        need = sum([n * count for n, count in self.wanted.items()])
         least = min(self.wanted, default=0)
-        return Ask(self.kind, self.id, self.minute, hold, keep, self.need, idle, least)
+        return Ask(self.kind, self.id, self.minute, hold, keep, need, idle, least)
 
     def want(self, n: int) -> None:
         """A request waits for `n`."""
-        self.need += n
         self.wanted[n] = self.wanted.get(n, 0) + 1
 
     def unwant(self, n: int) -> None:
         """It waits no longer."""
-        self.need -= n
         self.wanted[n] -= 1
         if not self.wanted[n]:
             del self.wanted[n]
@@ -205,7 +203,9 @@ class Allowance:
         there = self.left(now) + max(0, self.spare) + max(0, self.free)
         if there >= n:
             return False
-        return not (patient and there + self.busy >= n and self._waits(now))
+        if not patient or there + self.busy < n:
+            return True
+        return not self._waits(now)
 
     def _waits(self, now: float) -> bool:
         """For others: from the first time that is asked on, and anew after a calm."""
@@ -232,4 +232,4 @@ class Allowance:
     @property
     def resting(self) -> bool:
         """Whether nothing is held and nothing was asked for lately."""
-        return not (self.amount or self.used or self.need or self.pace or self.taken)
+        return not (self.amount or self.used or self.wanted or self.pace or self.taken)

@@ -106,11 +106,11 @@ class Asking:
         if now - self._asked_at >= EVERY_S:
             self._asked_at = now
         else:
-            every = [one for one in every if one.need or one.heavy]
+            every = [one for one in every if one.wanted or one.heavy]
         for start in range(0, len(every), MOST_ASKS):
             if start and self._urgent:  # who lacks something does not wait for all others
                 self._urgent = False
-                await self._ask([one for one in every if one.need][:MOST_ASKS])
+                await self._ask([one for one in every if one.wanted][:MOST_ASKS])
                 self._tenancy.answered()
             await self._ask(every[start : start + MOST_ASKS])
         for one in every:

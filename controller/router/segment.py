@@ -27,7 +27,6 @@ _ACKNOWLEDGED = struct.Struct("<Q")
 _ACKNOWLEDGED_AT = _HEAD.size - _ACKNOWLEDGED.size
 _RECORD = struct.Struct("<4sII")  # mark, length, CRC-32 of the payload
 _MARK = b"\xffROW"  # 0xFF is in no UTF-8, so it is in no payload
-_NO_MARK = bytes(len(_MARK))
 
 
 class Owner(NamedTuple):
@@ -124,7 +123,7 @@ class Segment:
         end = self._tail + _RECORD.size + length
         if end > self.size:
             return False
-        head = _RECORD.pack(_NO_MARK, length, zlib.crc32(payload))
+        head = _RECORD.pack(b"", length, zlib.crc32(payload))
         self._map[self._tail : end] = head + payload
         # Last: who is killed in the copy above, as at a new page, leaves no record.
         self._map[self._tail : self._tail + len(_MARK)] = _MARK

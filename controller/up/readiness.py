@@ -56,13 +56,13 @@ def _judge(row: Mapping[str, Any], waited_s: float, before: Mapping[int, int]) -
         alias,
         False,
         _doing(replicas, row["outcome"]),
-        _trouble(row, [one for one in replicas if _tried(one, before)], waited_s),
+        _trouble(row, [one for one in replicas if _failed_now(one, before)], waited_s),
     )
 
 
-def _tried(replica: Mapping[str, Any], before: Mapping[int, int]) -> bool:
+def _failed_now(replica: Mapping[str, Any], before: Mapping[int, int]) -> bool:
     """Whether it failed in this run, and is not about to be replaced by one of a new profile."""
-    return not replica["stale"] and replica["restarts"] > before.get(replica["id"], -1)
+    return not replica["stale"] and replica["restarts"] > before.get(replica["id"], 0)
 
 
 def _doing(replicas: list[dict[str, Any]], outcome: str | None) -> str:

@@ -2,7 +2,7 @@
 
 create or replace function llmgw_core.allow(p_router uuid, p_call bigint, p_kind text, p_object bigint, p_left numeric, p_routers bigint, p_hurry boolean,
     p_expires timestamptz, p_minute bigint, p_hold numeric, p_keep numeric, p_need numeric, p_least numeric, p_idle numeric,
-    out amount numeric, out spare numeric, out free numeric, out ahead numeric)
+    out amount numeric, out spare numeric, out busy numeric, out free numeric, out ahead numeric)
 language plpgsql security definer set search_path = llmgw_core, pg_temp as $$
 declare
     at timestamptz := clock_timestamp();
@@ -24,6 +24,7 @@ begin
     if latest >= p_call then
         return;  -- a later call of this router was here before: its answer counts
     end if;
+    busy := others - spare;
     free := p_left - others - mine;
     -- Less than any of those that wait takes is of use to others only: in parts it would serve nobody.
     if mine + free < p_hold + p_least then
@@ -65,8 +66,8 @@ begin
     if got.amount < p_hold + p_need and got.spare > 0 then
         update llmgw_core.budget set short_until = at + interval '2 s' where id = b.id and (short_until is null or short_until < at + interval '1 s');
     end if;
-    return jsonb_build_array('money', b.id, floor(got.amount), floor(got.spare), floor(b.micros - spent - got.amount - got.spare - got.free),
-        floor(got.free), floor(got.ahead), b.micros, 0, llmgw_core.setting('budget_lease') / 2,
+    return jsonb_build_array('money', b.id, floor(got.amount), floor(got.spare), floor(got.busy), floor(got.free), floor(got.ahead), b.micros, 0,
+        llmgw_core.setting('budget_lease') / 2,
         extract(epoch from llmgw_core.budget_frees_at(b.id, b.period, b.zone, at) - at));
 end $$;
 comment on function llmgw_core.allow_money(uuid, bigint, bigint, bigint, numeric, numeric, numeric, numeric, numeric) is 'The answer of allowances_v1 for one budget; null when there is none of this id.';
@@ -93,8 +94,7 @@ begin
     if got.amount < p_hold + p_need and got.spare > 0 then
         update llmgw_core.rate_limit set short_until = at + interval '2 s' where id = l.id and (short_until is null or short_until < at + interval '1 s');
     end if;
-    return jsonb_build_array(p_kind, l.id, floor(got.amount), floor(got.spare), floor(bound - got.amount - got.spare - got.free), floor(got.free), floor(got.ahead),
-        bound, minute,
+    return jsonb_build_array(p_kind, l.id, floor(got.amount), floor(got.spare), floor(got.busy), floor(got.free), floor(got.ahead), bound, minute,
         case when p_kind = 'slots' then llmgw_core.setting('slot_lease') / 2 else extract(epoch from ends - at) end, extract(epoch from ends - at));
 end $$;
 comment on function llmgw_core.allow_rate(uuid, bigint, bigint, text, bigint, bigint, numeric, numeric, numeric, numeric, numeric) is 'The answer of allowances_v1 for one kind of one limit; null when it has no such bound.';

@@ -135,17 +135,11 @@ async def test_B05_what_a_request_held_elsewhere_is_there_for_the_next_one(
         async with trio.open_nursery() as nursery:
             told: list[Answer] = []
             chat = billed(10, 300) | {"fake": {"hold": True, "tokens": 1}}
-            nursery.start_soon(ask_this, routers, "turns1", number, chat, told)
+            nursery.start_soon(ask_into, routers, "turns1", told, number, chat)
             await until(lambda: engine.held() == 1)
             await until(lambda: routers.execute(hold, kind) != [(0,)])
             engine.release()
         assert told[0].status == 200, (number, told[0].body)
-
-
-async def ask_this(
-    routers: Routers, key: str, router: int, chat: dict[str, Any], into: list[Answer]
-) -> None:
-    into.append(await routers.ask(key, router, **chat))
 
 
 async def until_passes(routers: Routers, key: str, router: int = 0, **fields: Any) -> Answer:
@@ -230,7 +224,7 @@ async def test_the_whole_chain_is_checked_and_a_moved_key_is_charged_where_it_be
     engine.default["hold"] = True
     async with trio.open_nursery() as nursery:
         held: list[Answer] = []
-        nursery.start_soon(ask_into, routers, "chain1", held)
+        nursery.start_soon(ask_into, routers, "chain1", held, 0, billed(100, 300))
         await until(lambda: engine.held() == 1)
         refused = await routers.ask("chain2", 1, **billed(100, 300))
         assert refused.code == "insufficient_quota"
@@ -245,8 +239,10 @@ async def test_the_whole_chain_is_checked_and_a_moved_key_is_charged_where_it_be
     assert routers.execute(spent) == [("acme", 400), ("else/ml", 800), ("else", 400)]
 
 
-async def ask_into(routers: Routers, key: str, into: list[Answer]) -> None:
-    into.append(await routers.ask(key, **billed(100, 300)))
+async def ask_into(
+    routers: Routers, key: str, into: list[Answer], router: int, chat: dict[str, Any]
+) -> None:
+    into.append(await routers.ask(key, router, **chat))
 
 
 async def test_many_requests_are_few_calls(routers: Routers, engine: FakeEngine) -> None:
