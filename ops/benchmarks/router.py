@@ -60,20 +60,25 @@ STREAMED = [
 @click.option("--rig", type=click.Path(path_type=Path), default=RIG, help="Folder of the rig.")
 @click.option("--peers", type=click.Path(path_type=Path), help="Where its peers are installed.")
 @click.option("--only", default="llmgw:1,nginx:1", show_default=True, help="NAME:WORKERS, ...")
-@click.option("--scenarios", default="ns1,ns32,s40,s400,cancel,cancel-ns", show_default=True,
+@click.option("--scenarios", default="ns1,ns32,s40,s400,s1000,cancel,cancel-ns", show_default=True,
               help="The rig's; and s1000, idle5000, soak (whether memory grows).")  # fmt: skip
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--secs", default=5.0, show_default=True, help="Measured seconds of a scenario.")
 @click.option("--soak", "soak_s", default=600.0, show_default=True, help="Seconds of the soak.")
-@click.option("--compiled", is_flag=True, help="llmgw as ops/compile makes it.")
+@click.option(
+    "--compiled/--plain",
+    default=None,
+    help="llmgw as ops/compile makes it (default if it can) or as it lies here.",
+)
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write all figures here.")
 def router(
     rig: Path, peers: Path | None, only: str, scenarios: str, rounds: int, secs: float,
-    soak_s: float, compiled: bool, file: Path | None,
+    soak_s: float, compiled: bool | None, file: Path | None,
 ) -> None:  # fmt: skip
     """Requests a second, added latency, CPU of each request and chunk, time to cancel."""
     if not (rig / "run.py").exists():
         raise click.ClickException(f"no rig in {rig}: name its folder with --rig")
+    compiled = _can_compile() if compiled is None else compiled
     with tempfile.TemporaryDirectory(prefix="llmgw-rig-") as folder, postgres.database(30) as base:
         copy = Path(folder) / "rig"
         shutil.copytree(rig, copy, copy_function=shutil.copyfile)
@@ -93,10 +98,15 @@ def router(
             subprocess.run([sys.executable, __file__, str(copy / "run.py"), *words], check=True)
         found = json.loads(out.read_text()) | {"usage_rows": _rows(base.server.url)}
         found["memory_mib"] = seen.mib
-    how = "--compiled " if compiled else ""
-    _show(found, f"ops/bench router {how}--only {only} --scenarios {scenarios}")
+    how = "--compiled" if compiled else "--plain"
+    _show(found, f"ops/bench router {how} --only {only} --scenarios {scenarios}")
     if file is not None:
         file.write_text(json.dumps(found, indent=1))
+
+
+def _can_compile() -> bool:
+    """Says on stderr why not."""
+    return subprocess.run([ROOT / "ops" / "compile", "--can"], check=False).returncode == 0
 
 
 def _compile(folder: Path) -> None:
