@@ -194,7 +194,7 @@ class Attempts(Timed):
         if not headed and cause is Cause.CLOSED_UNANSWERED and failure.reused and not self._resent:
             self._resent = True  # it had died while idle: the engine never saw the request
             self._again = "stale_connection"
-            self._send(target, fresh=True)
+            self._send(target, again=True)
             return None
         verdict = NOT_AGAIN if headed else BY_CAUSE.get(cause, NOT_AGAIN)
         if verdict.reason == "connect_failed":
@@ -280,7 +280,7 @@ class Attempts(Timed):
         elif self.up is None:
             self._exchange.try_again()
 
-    def _send(self, target: Target, *, fresh: bool = False) -> None:
+    def _send(self, target: Target, *, again: bool = False) -> None:
         if self.up is not None:  # a stream whose first event was an error may have more to say
             self.cancel()
         if target is not self.target:
@@ -297,7 +297,8 @@ class Attempts(Timed):
         self.count += 1
         request = request_bytes(self._request, target.pool, self._exchange.request_id, self._body)
         total_due = self.started + self._core.config.timeouts.total_s
-        self.up = target.pool.take(self._exchange, request, total_due, fresh=fresh)
+        fresh = self._resent  # an idle connection that had died would be the end of this request
+        self.up = target.pool.take(self._exchange, request, total_due, fresh=fresh, again=again)
 
     # -- again -----------------------------------------------------------------------------------
 

@@ -85,14 +85,15 @@ class Pool:
         )
 
     def take(
-        self, owner: Owner, request: bytes, total_due: float, *, fresh: bool = False
+        self, owner: Owner, request: bytes, total_due: float, *, fresh: bool, again: bool
     ) -> UpstreamConnection | None:
-        """Send `request` on an idle or a new connection.
+        """Send `request` on an idle or a new connection (`fresh`: on a new one in any case).
 
-        None when no socket could be had; `owner.on_failed` then follows in the next turn.
+        `again`: the replica was given it before, so it is no probe. None when no socket could be
+        had; `owner.on_failed` then follows in the next turn.
         """
         self.in_flight += 1
-        if not self.breaker.closed and not fresh:
+        if not self.breaker.closed and not again:
             self.breaker.sent(time.monotonic())
         if self._idle and not fresh:
             connection = self._idle.popitem()[0]

@@ -342,6 +342,17 @@ async def test_A14b_the_other_engine_answers(house: House) -> None:
     assert house.core.stats.retries["closed_unanswered"] >= 1
 
 
+async def test_A14_who_may_go_elsewhere_once_meets_no_dead_connection(house: House) -> None:
+    """It would be a 502, though the other engine works: a third one may not get the request."""
+    idle, failing = house.engine(close="reused"), house.engine()
+    await house.start()
+    while not (idle.chats() and failing.chats()):
+        assert (await house.ask()).status == 200
+    failing.default = {"status": 500}
+    while "engine_error" not in house.core.stats.retries:
+        assert (await house.ask()).status == 200
+
+
 @pytest.mark.parametrize("how", [{"die_at": 0, "first_delay": 0.05}, {"die_at": 1, "gap": 0.02}])
 async def test_A14cd_nothing_is_sent_again_after_a_head(house: House, how: dict[str, Any]) -> None:
     house.engine(tokens=5, **how)
