@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -40,9 +41,20 @@ class House:
         self.running: Any = None
 
     def engine(self, **default: Any) -> FakeEngine:
-        engine = self._stack.enter_context(FakeEngine(default))
+        engine = self._stack.enter_context(FakeEngine(default, self._port()))
         self.engines.append(engine)
         return engine
+
+    def dead(self) -> str:
+        """The URL of an engine that does not listen."""
+        return f"http://127.0.0.1:{self._port()}"
+
+    def _port(self) -> int:
+        """A port that nobody else gets before the test is over, though nobody listens there."""
+        sock = self._stack.enter_context(socket.socket())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an engine may listen there
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
     async def start(self, *urls: str, **changes: Any) -> House:
         """Start the router before `urls` (default: the engines made so far, one by default)."""

@@ -30,7 +30,9 @@ ROW = UsageRow(
 
 
 def told(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    """The lines that are whole: a reader may come while one is written."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 async def lines(path: Path, number: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +126,8 @@ async def test_A02_a_client_that_leaves_the_queue_is_gone_at_once_and_no_engine_
     await full.start()
     (filler,) = await full.fill()
     gone, stays = await full.queue("gone", "stays")
-    began = time.monotonic()
     gone.close()
-    await until(lambda: full.waiting() == 1)
-    assert time.monotonic() - began < 1.0
+    await until(lambda: full.waiting() == 1)  # else it would stay for 30 s
     await full.next()
     full.engine.release()
     assert await answered(filler, stays) == [200, 200]
@@ -253,10 +252,12 @@ async def test_A34_who_cannot_make_its_deadline_at_the_pace_of_now_is_refused_at
         pace.took(now - 4.0 * (ENOUGH - 1 - turn))
     answer = await full.house.ask(headers={"x_llmgw_wait": "3"})
     assert (answer.status, answer.code) == (503, "overloaded")
-    assert (
-        "its turn would come in about 7 s, and it waits for 3 s" in answer.json["error"]["message"]
-    )
-    assert 5 <= int(answer.headers["retry-after"]) <= 8
+    words = r"its turn would come in about (\d+) s, and it waits for 3 s"
+    told = re.search(words, answer.json["error"]["message"])
+    assert told is not None
+    due_s = int(told[1])
+    assert 7 <= due_s <= 14  # more, the longer ago that was
+    assert due_s - 4 <= int(answer.headers["retry-after"]) <= 1.5 * (due_s - 2) + 1
     await full.queue("b", headers={"x_llmgw_wait": "20"})
     await full.queue(
         "c", headers={"key": "sk-other", "x_llmgw_wait": "9"}
@@ -294,10 +295,11 @@ async def test_A35_a_stream_that_waits_is_silent_then_kept_alive_and_goes_on(ful
 
 
 async def test_A35_a_kept_alive_stream_ends_with_the_reason(full: Full) -> None:
-    await full.start(timeouts=Timeouts(comment_s=0.05, queue_s=0.5))
+    await full.start(timeouts=Timeouts(comment_s=0.05))
     await full.fill()
     (wire,) = await full.queue("s", stream=True)
     await wire.until(b": waiting for a free place")
+    full.house.core.admission._lines["m"].queue.first().wait_until = 0.0  # its deadline is over
     rest = await wire.answer_from_chunks()
     assert b'"code":"queue_timeout"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")
@@ -445,9 +447,15 @@ async def test_who_comes_when_room_has_just_appeared_does_not_overtake(full: Ful
     await full.start()
     (filler,) = await full.fill()
     (wire,) = await full.queue("first")
-    (pool,) = full.house.core.fleet.pools.values()
-    pool.depth = 2  # there is room, and nobody was told of it yet
-    (late,) = await full.queue("late")
+    late = await full.house.wire()
+    assert (await late.get("/v1/models")).status == 200
+    core = full.house.core
+    (pool,) = core.fleet.pools.values()
+    pool.depth = 2  # there is room, and nobody was told of it yet: no sweep comes in between
+    body = post_bytes("/v1/chat/completions", chat_body(user="late"))
+    os.write(late.stream.socket.fileno(), body)
+    while full.waiting() < 2:
+        core.reactor._turns()
     pool.depth = 1
     await full.next(2)
     full.engine.release()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from controller.router.unzip import Unzip
 from controller.router.vectors import BASE64, FLOAT, MOST_BYTES, form_of, in_form
+from tests.router.wire import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.router.conftest import House
@@ -92,7 +93,7 @@ async def test_A16_real_clients_read_compressed_answers(house: House) -> None:
     await house.start()
     base = f"http://127.0.0.1:{house.port}/v1"
     headers = {"authorization": "Bearer sk-test"}
-    async with httpx.AsyncClient(headers=headers) as client:
+    async with httpx.AsyncClient(headers=headers, timeout=PATIENCE_S) as client:
         document = {"model": "m", "messages": []}
         got = await client.post(f"{base}/chat/completions", json=document)
         assert got.json()["usage"] == USAGE

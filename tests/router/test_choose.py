@@ -219,12 +219,15 @@ def test_the_look_at_a_prompt_is_bounded() -> None:
 
 
 async def test_C08_a_burst_through_one_router(house: House) -> None:
-    engines = [house.engine(delay=0.3) for _ in range(8)]
+    engines = [house.engine(hold=True) for _ in range(8)]
     await house.start()
     async with trio.open_nursery() as nursery:
         for _ in range(32):
             nursery.start_soon(house.ask)
-    shares = [len(engine.chats()) for engine in engines]
+        await until(lambda: sum(engine.held() for engine in engines) == 32)
+        shares = [len(engine.chats()) for engine in engines]
+        for engine in engines:
+            engine.release(32)
     assert sum(shares) == 32
     assert max(shares) <= 8, shares
     await until(house.idle)

@@ -16,7 +16,7 @@ from controller.router.blame import error_of
 from controller.router.config import Limits, Retries, StaticEndpoint
 from controller.router.http1 import RequestReader
 from controller.router.vectors import BASE64, in_form
-from tests.router.wire import chat_body
+from tests.router.wire import chat_body, until
 
 if TYPE_CHECKING:
     from tests.router.conftest import House
@@ -91,6 +91,7 @@ async def test_a_thousand_fallbacks(house: House) -> None:
     await house.start(endpoints=ends, fallbacks=falls, retries=Retries(floor=10_000))
     wire = await house.wire()
     await wire.post("/v1/chat/completions", chat_body(model="m0"), x_llmgw_explain="1")
+    await until(lambda: house.rows, 90.0)  # all that is a second's work, and more on a busy machine
     answer = await wire.answer()
     assert answer.status == 503
     assert answer.headers["x-llmgw-model"] == "m999"

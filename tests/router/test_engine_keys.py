@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from controller.router.config import Retries, StaticEndpoint, Watching
 from controller.router.engine_key import MOST_BYTES, read_key
 from controller.router.held import HELD_BYTES
+from tests.router.test_breaker import NEVER_BACK
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ async def test_an_engine_that_refuses_its_key_is_unhealthy_until_the_file_is_rig
         await house.running.reload()  # refused: the old one stays
         end.key_file.write_text(RIGHT)
         await house.running.reload()
-        await until(lambda: not house.core.statics.unhealthy())
-        await until(lambda: "m" in house.core.fleet.names)
+        await until(lambda: house.core.fleet.serves("m"))
+        assert not house.core.statics.unhealthy()
         assert (await house.ask()).status == 200
         house.engines[0].default = {"api_key": OTHER}
         end.key_file.write_text(OTHER)
@@ -179,7 +180,7 @@ async def test_who_refuses_our_key_is_passed_over_and_soon_not_asked(
         keyed("a", "m", wants=RIGHT, key=WRONG),
         keyed("b", "m", wants=OTHER, key=OTHER),
     )
-    await house.start(endpoints=ends, retries=PLENTY)
+    await house.start(endpoints=ends, retries=PLENTY, breaker=NEVER_BACK)
     for _ in range(40):
         assert (await house.ask()).status == 200
     refused = len(house.engines[0].chats())

@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from controller.metrics.router import families
+from controller.router.config import Timeouts
 from tests import fake_engine
-from tests.fake_engine import FakeEngine
 from tests.router.conftest import NEVER_OPEN
 from tests.router.wire import ShortAnswer, post_bytes, until
 from tests.tcp_proxy import TcpProxy
@@ -284,7 +284,7 @@ async def test_A13_connections_that_close_as_a_request_comes_are_not_seen(house:
 
 async def test_A13_a_restart_between_requests_is_not_seen(house: House) -> None:
     engine = house.engine()
-    await house.start()
+    await house.start(timeouts=Timeouts(connect_s=30.0))
     assert (await house.ask()).status == 200
     engine.stop()
     started = trio.Event()
@@ -364,31 +364,31 @@ async def test_A14cd_nothing_is_sent_again_after_a_head(house: House, how: dict[
 
 async def test_a_refused_connection_goes_to_another_replica(house: House) -> None:
     engine = house.engine()
-    with FakeEngine() as dead:
-        pass
-    await house.start(dead.url, engine.url)
+    await house.start(house.dead(), engine.url)
     for _ in range(10):
         assert (await house.ask()).status == 200
     assert house.core.stats.upstream_failures[("e0", "connect_failed")] >= 1
 
 
 async def test_nobody_listens_is_a_502_soon(house: House, quick: Any) -> None:
-    with FakeEngine() as dead:
-        pass
-    await house.start(dead.url, timeouts=quick)
+    await house.start(house.dead(), timeouts=quick)
     answer = await house.ask()
     assert (answer.status, answer.code) == (502, "upstream_failed")
 
 
 @pytest.mark.parametrize(
-    ("how", "stream"),
-    [({"delay": 3}, False), ({"first_delay": 3}, True), ({"tokens": 3, "gap": 3}, True)],
+    ("how", "stream", "passed"),
+    [
+        ({"delay": 60}, False, "headers_s"),
+        ({"first_delay": 60}, True, "first_token_s"),
+        ({"tokens": 3, "gap": 60}, True, "idle_s"),
+    ],
 )
 async def test_slow_engines_are_timeouts(
-    house: House, quick: Any, how: dict[str, Any], stream: bool
+    house: House, how: dict[str, Any], stream: bool, passed: str
 ) -> None:
     house.engine(**how)
-    await house.start(timeouts=quick)
+    await house.start(timeouts=Timeouts(**{passed: 0.4}))
     answer = await house.ask(stream=stream)
     if "gap" in how:
         assert json.loads(answer.events[1])["error"]["code"] == "upstream_timeout"
@@ -398,10 +398,10 @@ async def test_slow_engines_are_timeouts(
     await until(house.idle)
 
 
-async def test_a_blackholed_engine_is_a_timeout(house: House, quick: Any) -> None:
+async def test_a_blackholed_engine_is_a_timeout(house: House) -> None:
     engine = house.engine()
     with TcpProxy(engine.port, mode="blackhole") as proxy:
-        await house.start(proxy.url, timeouts=quick)
+        await house.start(proxy.url, timeouts=Timeouts(headers_s=0.4))
         assert (await house.ask()).status == 504
 
 
@@ -426,7 +426,7 @@ async def test_H08_reset_timeout_and_leaving_at_once_map_to_a_status(
 ) -> None:
     engine = house.engine(delay=0.35)
     with TcpProxy(engine.port) as proxy:
-        await house.start(proxy.url, timeouts=quick)
+        await house.start(proxy.url, timeouts=quick, breaker=NEVER_OPEN)
         statuses = []
 
         async def one(number: int) -> None:
@@ -441,7 +441,8 @@ async def test_H08_reset_timeout_and_leaving_at_once_map_to_a_status(
         async with trio.open_nursery() as nursery:
             for number in range(60):
                 nursery.start_soon(one, number)
-            await until(lambda: len(engine.chats()) >= 60)
+            # On a busy machine some are over before they get there.
+            await until(lambda: len(engine.chats()) >= 60 or len(house.rows) == 60)
             await trio.sleep(0.3)
             proxy.reset()
     assert set(statuses) <= {200, 502, 504}

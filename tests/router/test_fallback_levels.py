@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 from controller.router.config import Retries
 from tests.fake_engine import FakeEngine
 from tests.router.tenants import Routers
+from tests.router.wire import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,7 +78,7 @@ class Levels:
         """Both routers come to decide so, for plain calls and streams alike."""
         for router in range(2):
             for stream in (False, True):
-                with trio.fail_after(10):
+                with trio.fail_after(PATIENCE_S):
                     while True:
                         answer = await self.ask(router, stream=stream, header=header)
                         if answer.headers["x-llmgw-fallback-on"] == f"{reasons}; by={by}":

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from controller.metrics.router import families
 from controller.router.breaker import Phase
-from controller.router.config import Retries, StaticEndpoint, StaticKey
+from controller.router.config import Retries, StaticEndpoint, StaticKey, Timeouts
 from controller.router.errors import ApiError
 from controller.router.fallbacks import NONE, WORDS, chain, chosen
 from controller.router.table import Model, RouteTable
-from tests.fake_engine import FakeEngine
 from tests.router.wire import Answer, until
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ PLENTY = Retries(attempts=3, ratio=1.0, floor=1000)
 BUSY = {"status": 503}
 TOO_LONG = {"status": 400, "body": {"error": {"message": "prompt too long"}}}
 EXPLAIN = {"x_llmgw_explain": "1"}
+SOON = Timeouts(headers_s=1.0, first_token_s=1.0)
+"""Over soon for an engine that says nothing, and not for the one that answers instead."""
 
 
 async def start(house: House, *behaviours: dict[str, Any] | None, **changes: Any) -> list[str]:
@@ -35,8 +36,7 @@ async def start(house: House, *behaviours: dict[str, Any] | None, **changes: Any
     urls = []
     for how in behaviours:
         if how is None:
-            with FakeEngine() as dead:
-                urls.append(dead.url)
+            urls.append(house.dead())
         else:
             urls.append(house.engine(**how).url)
     pairs = zip(names, urls, strict=True)
@@ -107,13 +107,13 @@ def test_the_header_says_when() -> None:
         ({"status": 500}, "error", "2"),
         ({"close": "always"}, "error", "2"),
         (None, "error", "3"),
-        ({"delay": 5}, "timeout", "2"),
+        ({"delay": 60}, "timeout", "2"),
     ],
 )
 async def test_C10_plain_calls_and_streams_fall_back_alike(
-    house: House, quick: Any, how: dict[str, Any] | None, reason: str, attempts: str, stream: bool
+    house: House, how: dict[str, Any] | None, reason: str, attempts: str, stream: bool
 ) -> None:
-    await start(house, how, {}, timeouts=quick)
+    await start(house, how, {}, timeouts=SOON)
     answer = await told(house, model="short", stream=stream)
     assert answer.status == 200
     assert models(answer, stream=stream) == {"short"}  # as with any alias
@@ -139,13 +139,11 @@ async def test_C10_plain_calls_and_streams_fall_back_alike(
 
 @pytest.mark.parametrize(
     "how",
-    [{"first_delay": 5}, {"error_first": {"error": {"code": 503}}}, {"raw": ""},
+    [{"first_delay": 60}, {"error_first": {"error": {"code": 503}}}, {"raw": ""},
      {"raw": ": ping\n\n", "framing": "close"}, {"raw": "", "gzip": True}],
 )  # fmt: skip
-async def test_C10_a_stream_without_a_token_falls_back(
-    house: House, quick: Any, how: dict[str, Any]
-) -> None:
-    await start(house, how, {}, timeouts=quick)
+async def test_C10_a_stream_without_a_token_falls_back(house: House, how: dict[str, Any]) -> None:
+    await start(house, how, {}, timeouts=SOON)
     answer = await told(house, stream=True)
     assert answer.headers["x-llmgw-model"] == "b"
     assert models(answer, stream=True) == {"a"}
@@ -173,7 +171,7 @@ async def test_C10_a_model_without_a_replica_falls_back(house: House) -> None:
 
 
 async def test_an_attempt_that_is_not_made_again_is_no_retry(house: House) -> None:
-    await start(house, None, {})
+    await start(house, None, {}, timeouts=Timeouts(connect_s=30.0))
     core, fleet = house.core, house.core.fleet
     wire = await house.wire()
     await wire.chat(model="a", headers=EXPLAIN)
@@ -277,7 +275,7 @@ async def test_explanations_are_for_who_asks(house: House) -> None:
 
 
 async def test_a_running_request_counts_for_the_model_that_serves_it(house: House) -> None:
-    await start(house, BUSY, {"delay": 5})
+    await start(house, BUSY, {"delay": 60})
     wire = await house.wire()
     await wire.chat(model="a")
     await until(house.engines[1].chats)

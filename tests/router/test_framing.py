@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
+from controller.router.config import Timeouts
 from controller.router.upstream import MOST_FRAMING
 from tests.router.wire import PATIENCE_S, ShortAnswer, chat_body, post_bytes, until
 
@@ -95,11 +95,9 @@ async def test_an_answer_without_a_body_has_no_length(
             assert not {"content-length", "transfer-encoding", "connection"} & headers.keys()
 
 
-async def test_a_stream_whose_engine_does_not_end_it_after_done_ends_soon(
-    house: House, quick: Any
-) -> None:
+async def test_a_stream_whose_engine_does_not_end_it_after_done_ends_soon(house: House) -> None:
     engine = house.engine(end_delay=60)
-    await house.start(timeouts=replace(quick, comment_s=0.2, idle_s=60.0))
+    await house.start(timeouts=Timeouts(comment_s=0.2))
     answer = await house.ask(stream=True)
     assert answer.events[-1] == "[DONE]"
     row = await house.row()

@@ -20,7 +20,7 @@ from sql import queries
 from sql.listen import listen
 from sql.pool import open_pool
 from tests.router.test_database import look, prepare
-from tests.router.wire import Wire, until
+from tests.router.wire import PATIENCE_S, Wire, until
 from tests.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Gate:
 
     async def refused(self, running: Running, key: str) -> None:
         """Returns once this router refuses the key."""
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             while (answer := await self.ask(running, key)).status != 401:
                 assert answer.status == 200
                 await trio.lowlevel.checkpoint()
@@ -352,6 +352,6 @@ async def test_with_postgres_away_known_keys_go_on_and_others_are_not_called_unk
         assert answer.headers["retry-after"] == "2"
         assert (await gate.ask(running, "sk-db")).status == 200
         px.mode = "pass"
-        with trio.fail_after(15):
+        with trio.fail_after(2 * PATIENCE_S):
             while (await gate.ask(running, "sk-new")).status != 200:
                 await trio.lowlevel.checkpoint()
