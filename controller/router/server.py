@@ -232,6 +232,7 @@ async def supervise(name: str, loop: Callable[[], Awaitable[Any]]) -> None:
 async def _sweep(core: Core) -> None:
     while True:
         await trio.sleep(core.deadlines.step)
+        await core.reactor.catch_up()  # else our own stall is taken for an engine's or a client's
         try:
             core.deadlines.sweep(time.monotonic())
             core.admission.look_again()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -450,3 +451,25 @@ async def test_H08_reset_timeout_and_leaving_at_once_map_to_a_status(
     await until(house.idle)
     assert {row["http_status"] for row in house.rows} <= {200, 499, 502, 504}
     assert len(house.rows) == 60
+
+
+async def test_an_answer_that_came_in_time_is_no_timeout_though_we_read_it_late(
+    house: House,
+) -> None:
+    """As when the machine is busy: both the deadline's sweep and the answer are due then."""
+    engine = house.engine(hold=True)
+    await house.start()
+    pool = house.core.fleet.pools["e0"]
+    for number in range(8):  # either may be first
+        wire = await house.wire()
+        await wire.chat()
+        await until(lambda number=number: len(engine.chats()) == number + 1)
+        (up,) = (one for one in pool._open if one.owner is not None)
+        engine.release()
+        while not engine.chats()[number].answered:
+            time.sleep(0.001)
+        up._heard -= house.core.config.timeouts.headers_s
+        house.core.deadlines.set(up, time.monotonic())
+        time.sleep(2 * house.core.deadlines.step)
+        assert (await wire.answer()).status == 200
+        wire.close()
