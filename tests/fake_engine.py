@@ -21,7 +21,7 @@ Keys of a behaviour (all optional):
   close_after   true: close the connection after this answer without saying so
   stateful      true: /v1/responses are kept, and chains go on from kept ones only
   hold          true: wait before the head until `FakeEngine.release` lets one go on
-  hold_after    a stream waits so after this many tokens
+  hold_after    a stream waits so after this many tokens, or at each number of a list
   gzip          true: compress a plain answer or the stream `raw`, and say so
   retry_after   value of that header in a plain answer
   headers       raw header lines in the head of an answer
@@ -375,12 +375,13 @@ class _Answer:
 
     def _tokens(self, framing: str) -> None:
         how = self.how
-        total = how.get("tokens", 3)
+        total, stops = how.get("tokens", 3), how.get("hold_after")
         for number in range(total):
+            while number in (stops if isinstance(stops, list) else [stops]):
+                if self._may_go_on():
+                    break
             if how.get("die_at") == number:
                 self._die()
-            while how.get("hold_after") == number and not self._may_go_on():
-                pass
             if how.get("error_at") == number:
                 self._event({"error": {"message": "engine broke", "code": 500}}, framing)
                 return

@@ -165,6 +165,7 @@ async def test_a_slow_reader_stops_the_engine_being_read(house: House) -> None:
     await wire.chat(stream=True)
     await wire.until(b"xxxx")
     client = await until(lambda: next(iter(house.core.clients)))
+    await until(lambda: client.pending > 256 * 1024)
     peak = 0
     for _ in range(100):
         await trio.sleep(0.005)
@@ -176,11 +177,9 @@ async def test_a_slow_reader_stops_the_engine_being_read(house: House) -> None:
     assert (await house.row())["status"] == "ok"
 
 
-async def test_a_reader_that_never_reads_is_cut(house: House, quick: Any) -> None:
-    from dataclasses import replace
-
+async def test_a_reader_that_never_reads_is_cut(house: House) -> None:
     house.engine(text="x" * 50_000, tokens=600)
-    await house.start(timeouts=replace(quick, client_write_s=0.3, idle_s=30.0))
+    await house.start(timeouts=Timeouts(client_write_s=0.3))
     wire = await house.wire()
     await wire.chat(stream=True)
     row = await house.row()
@@ -241,18 +240,21 @@ async def test_completions_pass(house: House) -> None:
 
 async def test_the_first_token_after_a_comment_of_ours_is_the_first_token(house: House) -> None:
     """The comment had made the stream one that is under way: the time told was that of its end."""
-    engine = house.engine(first_delay=0.3, tokens=5, hold_after=1)
+    engine = house.engine(tokens=5, hold_after=[0, 1])
     await house.start(timeouts=Timeouts(comment_s=0.1))
     wire = await house.wire()
     began = time.monotonic()
     await wire.chat(stream=True)
     await wire.until(b": keep-alive")
+    engine.release()
     await wire.until(b"tok0")
     first_s = time.monotonic() - began
+    await wire.until(b": keep-alive")
     engine.release()
     await wire.until(b"[DONE]")
     row = await house.row()
-    assert 300 <= row["ttft_ms"] <= first_s * 1000 <= row["total_ms"]
+    assert 90 <= row["ttft_ms"] <= first_s * 1000
+    assert row["total_ms"] - row["ttft_ms"] >= 90  # as long as a comment takes
     assert row["upstream_id"] == "c-1"
     stats = house.core.stats.models["m"]
     assert stats.ttft.count == stats.itl.count == 1

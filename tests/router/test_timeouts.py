@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +17,6 @@ import trio
 from controller.router.breaker import Breaker, BreakerRules
 from controller.router.config import Retries, Timeouts
 from tests.router.wire import until
-from tests.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -99,11 +98,12 @@ async def test_A34_a_timeout_before_a_byte_is_a_504_that_says_when_to_come_back(
     await house.start(timeouts=replace(LONG, **{setting: 0.3}))
     began = time.monotonic()
     answer = await house.ask(stream=stream)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.3
     assert (answer.status, answer.code) == (504, "upstream_timeout")
     assert answer.headers["retry-after"] == "5"  # A34
     assert cause.replace("_", " ") in answer.json["error"]["message"]
     assert [c for (_, c) in house.core.stats.upstream_failures] == [cause]
+    await until(lambda: any(engine.chats() for engine in house.engines))
     assert sum(len(engine.chats()) for engine in house.engines) == 1  # it may be at work
     await until(house.idle)
 
@@ -112,10 +112,13 @@ async def test_A34_a_timeout_before_a_byte_is_a_504_that_says_when_to_come_back(
     ("setting", "cause"), [("idle_s", "idle_timeout"), ("total_s", "total_timeout")]
 )
 async def test_a_timeout_between_tokens_is_an_event(house: House, setting: str, cause: str) -> None:
-    house.engine(tokens=3, gap=30)
-    await house.start(timeouts=replace(LONG, **{setting: 0.3}))
+    house.engine(tokens=3, hold_after=1)
+    await house.start(timeouts=replace(LONG, **{setting: 10}))
     wire = await house.wire()
     await wire.chat(stream=True)
+    seen = await wire.until(b"tok0")
+    house.core.deadlines.sweep(time.monotonic() + 12)
+    wire.buffer = seen + wire.buffer
     answer = await wire.answer()
     assert answer.status == 200
     token, error, done = answer.events
@@ -133,7 +136,7 @@ async def test_nobody_who_accepts_is_a_502_after_the_connect_timeout(house: Hous
         await house.start(deaf.url, timeouts=replace(LONG, connect_s=0.3))
         began = time.monotonic()
         answer = await house.ask()
-        assert 0.3 <= time.monotonic() - began < 5
+        assert time.monotonic() - began >= 0.3
         assert (answer.status, answer.code) == (502, "upstream_failed")
         assert house.core.stats.upstream_failures == {("e0", "connect_timeout"): 1}
 
@@ -141,10 +144,22 @@ async def test_nobody_who_accepts_is_a_502_after_the_connect_timeout(house: Hous
 async def test_the_time_to_connect_and_the_first_token_do_not_count_between_tokens(
     house: House,
 ) -> None:
-    house.engine(delay=0.5, first_delay=0.5, tokens=3, gap=0.5)
-    await house.start(timeouts=replace(LONG, connect_s=0.3, idle_s=0.9))
-    answer = await house.ask(stream=True)
-    assert answer.events[-1] == "[DONE]"
+    engine = house.engine(hold=True, tokens=3, hold_after=[0, 1])
+    await house.start(timeouts=replace(LONG, connect_s=5, headers_s=9, first_token_s=13))
+    wire = await house.wire()
+    await wire.chat(stream=True)
+    await until(engine.chats)
+    sweep = house.core.deadlines.sweep
+    sweep(time.monotonic() + 7)
+    engine.release()
+    (client,) = house.core.clients
+    await until(lambda: client._exchange.delivery.headed)
+    sweep(time.monotonic() + 11)
+    engine.release()
+    await wire.until(b"tok0")
+    sweep(time.monotonic() + 15)
+    engine.release()
+    await wire.until(b"[DONE]")
     assert (await house.row())["status"] == "ok"
 
 
@@ -185,13 +200,14 @@ async def test_C14_pings_of_an_engine_are_no_progress(house: House) -> None:
 async def test_A35_pings_of_an_engine_are_not_held_back_for_longer_than_silence(
     house: House,
 ) -> None:
-    async with before_pings(house, replace(LONG, first_token_s=1.5, comment_s=0.3)):
+    async with before_pings(house, replace(LONG, first_token_s=10, comment_s=0.3)):
         wire = await house.wire()
         await wire.chat(stream=True)
         early = await wire.until(b": keep-alive\n\n")
         assert early.startswith(b"HTTP/1.1 200")
-        assert early.count(b": ping\n\n") >= 2
+        assert b": ping\n\n" in early
         await wire.until(b": ping\n\n")  # from now on as they come
+        house.core.deadlines.sweep(time.monotonic() + 12)
         rest = await wire.answer_from_chunks()
         assert b'"upstream_timeout"' in rest
         assert rest.endswith(b"data: [DONE]\n\n")
@@ -205,21 +221,27 @@ def chatty() -> Iterator[Timeouts]:
     return replace(LONG, comment_s=0.15)
 
 
-@pytest.mark.parametrize("how", [{"first_delay": 1}, {"gap": 0.7, "tokens": 2}])
+@pytest.mark.parametrize("how", [{"hold_after": 0}, {"hold_after": 1, "tokens": 2}])
 async def test_A35_a_silent_stream_gets_comments(
     house: House, chatty: Timeouts, how: dict[str, Any]
 ) -> None:
-    house.engine(**how)
+    engine = house.engine(**how)
     await house.start(timeouts=chatty)
-    answer = await house.ask(stream=True)
+    wire = await house.wire()
+    await wire.chat(stream=True)
+    seen = await wire.until(b": keep-alive\n\n")
+    for _ in range(2):
+        seen += await wire.until(b": keep-alive\n\n")
+    engine.release()
+    wire.buffer = seen + wire.buffer
+    answer = await wire.answer()
     assert answer.status == 200
-    assert answer.body.count(b": keep-alive\n\n") >= 3
     plain = answer.body.replace(b": keep-alive\n\n", b"")
     assert plain.startswith(b"data: ")
     assert answer.events[-1] == "[DONE]"
     row = await house.row()
     assert row["status"] == "ok"
-    assert row["ttft_ms"] > (900 if "first_delay" in how else 0)  # a comment is no token
+    assert row["ttft_ms"] > (400 if how["hold_after"] == 0 else 0)  # a comment is no token
 
 
 @pytest.mark.parametrize(("how", "stream"), [({"delay": 0.7}, True), ({"first_delay": 0.7}, False)])
@@ -238,19 +260,24 @@ async def test_A35_no_comment_before_the_status_or_in_a_plain_answer(
 @pytest.mark.parametrize(
     ("how", "code"),
     [
-        ({"error_first": {"error": {"message": "late", "code": 503}}}, 503),
+        ({"error_at": 0}, 500),
         ({"die_at": 0, "die": "rst"}, "upstream_failed"),
     ],
 )
 async def test_A35_what_fails_after_a_comment_is_an_event_and_not_repeated(
     house: House, chatty: Timeouts, how: dict[str, Any], code: Any
 ) -> None:
-    house.engine(first_delay=0.5, **how)
-    house.engine(first_delay=0.5, **how)
+    house.engine(hold_after=0, **how)
+    house.engine(hold_after=0, **how)
     await house.start(timeouts=chatty)
-    answer = await house.ask(stream=True)
+    wire = await house.wire()
+    await wire.chat(stream=True)
+    seen = await wire.until(b": keep-alive\n\n")
+    for engine in house.engines:
+        engine.release()
+    wire.buffer = seen + wire.buffer
+    answer = await wire.answer()
     assert answer.status == 200
-    assert b": keep-alive\n\n" in answer.body
     error, done = answer.events
     assert (json.loads(error)["error"]["code"], done) == (code, "[DONE]")
     assert sum(len(engine.chats()) for engine in house.engines) == 1
@@ -259,12 +286,12 @@ async def test_A35_what_fails_after_a_comment_is_an_event_and_not_repeated(
 
 
 async def test_A35_a_proxy_that_cuts_silence_and_the_sdk(house: House) -> None:
-    house.engine(first_delay=1.5)
+    house.engine(first_delay=2.5)
     await house.start(timeouts=replace(LONG, comment_s=0.2))
 
     def read() -> str:
         url = f"http://127.0.0.1:{house.port}/v1"
-        timeout = openai.Timeout(10, read=0.6)  # the client cuts what is silent for so long
+        timeout = openai.Timeout(10, read=2.0)  # the client cuts what is silent for so long
         with openai.OpenAI(base_url=url, api_key="sk-test", max_retries=0, timeout=timeout) as ai:
             stream = ai.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "x"}], stream=True
@@ -277,13 +304,13 @@ async def test_A35_a_proxy_that_cuts_silence_and_the_sdk(house: House) -> None:
 async def test_A02_leaving_after_a_comment_cancels_the_engine(
     house: House, chatty: Timeouts
 ) -> None:
-    engine = house.engine(first_delay=20)
+    engine = house.engine(first_delay=60)
     await house.start(timeouts=chatty)
     wire = await house.wire()
     await wire.chat(stream=True)
     await wire.until(b": keep-alive")
     wire.close()
-    await until(lambda: engine.chats()[0].closed, 1.0)
+    await until(lambda: engine.chats()[0].closed)  # it would be at it for a minute
     assert (await house.row())["status"] == "client_closed"
     await until(house.idle)
 
@@ -297,25 +324,21 @@ async def test_C16_a_request_for_an_engine_that_is_gone_is_picked_again(
     house: House, how: str
 ) -> None:
     engine = house.engine()
-    gone: Any = {"syn": Deaf(), "rst": Doorman(rst=True), "fin": Doorman(rst=False)}.get(
-        how, TcpProxy(1)
-    )
+    dead = house.engine()
+    dead.stop()
+    gone: Any = {
+        "syn": Deaf(), "rst": Doorman(rst=True), "fin": Doorman(rst=False),
+        "refused": nullcontext(dead),
+    }[how]  # fmt: skip
     with gone as place:
-        url = place.url
-        if how == "refused":
-            place.__exit__()
         await house.start(
-            url, engine.url, timeouts=replace(Timeouts(), connect_s=0.2),
+            place.url, engine.url, timeouts=replace(Timeouts(), connect_s=0.2),
             retries=Retries(3, 1.0, 1000),
         )  # fmt: skip
         pools = house.core.fleet.pools
-        slowest = 0.0
         for _ in range(100):
             pools["e0"].breaker = Breaker(BreakerRules())  # it looks as good as ever
-            began = time.monotonic()
-            assert (await house.ask()).status == 200
-            slowest = max(slowest, time.monotonic() - began)
-    assert slowest < 5  # a hang would be 600 s
+            assert (await house.ask()).status == 200  # a hang would be 600 s
     failures = sum(house.core.stats.upstream_failures.values())
     assert failures > 20
     assert {row["status"] for row in house.rows} == {"ok"}

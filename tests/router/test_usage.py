@@ -74,16 +74,16 @@ async def test_B11_an_abort_is_billed_for_what_was_made(house: House) -> None:
     await house.start()
     engine = house.engines[0]
     wire = await house.wire()
-    await wire.chat(stream=True, headers={"x_fake": json.dumps({"tokens": 300, "gap": 0.02})})
+    await wire.chat(stream=True, headers={"x_fake": json.dumps({"tokens": 300, "hold_after": 10})})
     await wire.until(b"tok9 ")
     wire.close()
     row = await house.row()
     assert (row["status"], row["estimated"]) == ("client_closed", True)
     assert PROMPT <= row["prompt_tokens"] <= PROMPT + 30
-    assert 8 <= row["completion_tokens"] <= 20
-    all_but = {"tokens": 30, "extra": ": wait\n\n", "done": False, "usage": False, "die_at": None}
+    assert 8 <= row["completion_tokens"] <= 10
+    all_but = {"tokens": 30, "done": False, "usage": False, "end_delay": 60}
     slow = await house.wire()
-    await slow.chat(stream=True, headers={"x_fake": json.dumps({**all_but, "gap": 0.1})})
+    await slow.chat(stream=True, headers={"x_fake": json.dumps(all_but)})
     await slow.until(b"tok29")
     slow.close()
     full = await house.row(1)
