@@ -24,7 +24,8 @@ from tests.tiny_model import tiny_gguf
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
+"""Two programs start, each some seconds of a core."""
 KEY = "sk-conformance"
 ENGINE_KEY = "sk-of-the-real-engine"
 SETTINGS = """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anthropic
 import pytest
 
-from tests.conformance.conftest import KEY
+from tests.conformance.conftest import KEY, PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,9 @@ ASK: dict[str, Any] = {
 
 @pytest.fixture
 def client(door: Door) -> Iterator[Any]:
-    with anthropic.Anthropic(base_url=door.root, api_key=KEY, max_retries=0, timeout=30) as made:
+    with anthropic.Anthropic(
+        base_url=door.root, api_key=KEY, max_retries=0, timeout=PATIENCE_S
+    ) as made:
         yield made
 
 

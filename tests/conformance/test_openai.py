@@ -23,7 +23,7 @@ FIXED = {"max_tokens": 8, "temperature": 0}
 
 @pytest.fixture
 def client(door: Door) -> Iterator[Any]:
-    with openai.OpenAI(base_url=door.v1, api_key=KEY, max_retries=0, timeout=30) as made:
+    with openai.OpenAI(base_url=door.v1, api_key=KEY, max_retries=0, timeout=PATIENCE_S) as made:
         yield made
 
 
@@ -49,7 +49,7 @@ def test_the_engine_behind_it_wants_a_key_that_no_client_has(door: Door) -> None
     """llama.cpp with --api-key: what all tests here reach by the router, none reaches itself."""
     base = f"http://127.0.0.1:{door.engine_port}/v1"
     with (
-        openai.OpenAI(base_url=base, api_key=KEY, max_retries=0, timeout=30) as made,
+        openai.OpenAI(base_url=base, api_key=KEY, max_retries=0, timeout=PATIENCE_S) as made,
         pytest.raises(openai.AuthenticationError),
     ):
         made.chat.completions.create(model="tiny", messages=SAY, **FIXED)

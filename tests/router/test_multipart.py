@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from controller.router.body import Asked, read_form, rewritten
 from controller.router.errors import ApiError
 from controller.router.multipart import MOST_PARTS, find_fields
+from tests.router.wire import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.router.conftest import House
@@ -72,7 +73,9 @@ async def test_an_alias_is_swapped_in_a_form(house: House) -> None:
 
 async def test_a_form_of_a_real_client(house: House) -> None:
     await house.start()
-    async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as client:
+    async with httpx.AsyncClient(
+        headers={"authorization": "Bearer sk-test"}, timeout=PATIENCE_S
+    ) as client:
         url = f"http://127.0.0.1:{house.port}/v1/audio/transcriptions"
         files = {"file": ("ä.wav", SOUND, "audio/wav")}
         fields = {"model": "m", "stream": "true"}

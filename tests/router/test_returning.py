@@ -44,7 +44,7 @@ async def test_C17_who_waited_while_the_replica_tripped_is_told_when_it_returns(
     full.house.core.admission._lines["m"].queue.first().give_up()
     answer = await wire.answer()
     assert (answer.status, answer.code) == (503, "replicas_cooling_down")
-    assert answer.headers["retry-after"] in ("19", "20")
+    assert 10 < int(answer.headers["retry-after"]) <= 20  # the pause's rest, not the queue's pace
 
 
 async def test_trips_of_a_replica_that_left_and_came_back_go_on(house: House) -> None:

@@ -12,7 +12,7 @@ from controller.endpoint import endpoint
 from controller.router.config import StaticEndpoint, Watching
 from controller.router.inquiry import Reply, Unanswered
 from controller.router.statics import Static, listed
-from tests.router.wire import until
+from tests.router.wire import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from tests.fake_engine import FakeEngine
@@ -121,7 +121,7 @@ async def test_an_endpoint_that_returns_is_asked_at_once(house: House) -> None:
     pool.breaker.resume(1e12, 30.0)  # tripped for long
     engine.default = {}
     await until(lambda: not house.core.statics.unhealthy())
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):  # less than the 30 s that a request waits
         assert (await house.ask()).status == 200
 
 

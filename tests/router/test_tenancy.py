@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ import trio
 from controller.router import allowance, tenancy
 from controller.router.config import Timeouts
 from tests.router.tenants import Routers
-from tests.router.wire import Answer, chat_body, until
+from tests.router.wire import PATIENCE_S, Answer, chat_body, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,8 +23,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-TRIES = 3
+TRIES = 6
 MINUTE = "select floor(extract(epoch from clock_timestamp()) / 60)::int"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Postgres says counts, however slowly it says it."""
+    monkeypatch.setattr(tenancy, "WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -122,8 +129,7 @@ async def test_B05_what_a_request_held_elsewhere_is_there_for_the_next_one(
     routers: Routers, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     """One client, one request after the other: each may come to another router."""
-    monkeypatch.setitem(allowance.GRACE_S, kind, 30.0)  # the other router tells, however slow
-    monkeypatch.setattr(tenancy, "WAIT_S", 30.0)
+    monkeypatch.setitem(allowance.GRACE_S, kind, PATIENCE_S)  # the other router tells, too
     routers.prepare(engine, "turns1")
     if kind == "slots":
         routers.limit("turns1", parallel=1)
@@ -253,10 +259,10 @@ async def test_many_requests_are_few_calls(routers: Routers, engine: FakeEngine)
     wire = await routers.open()
     for number in range(400):
         if number == 100:
-            before = routers.pool.asked
+            before, began = routers.pool.asked, trio.current_time()
         await wire.post("/v1/chat/completions", chat_body(max_tokens=10), key="many01")
         assert (await wire.answer()).status == 200
-    assert routers.pool.asked - before <= 30
+    assert routers.pool.asked - before <= 30 + (trio.current_time() - began)  # one a second
 
 
 async def test_clients_with_limits_are_told_what_is_left(
@@ -299,9 +305,9 @@ ENDPOINTS = {
     "/v1/messages": {"messages": []},
 }
 ENDS: dict[str, dict[str, Any]] = {
-    "abort before the first token": {"delay": 30},
+    "abort before the first token": {"delay": 90},
     "abort in the answer": {"tokens": 500, "gap": 0.05, "byte_gap": 0.05},
-    "timeout": {"delay": 30, "patient": True},
+    "timeout": {"delay": 90, "patient": True},
     "502": {"status": 502, "patient": True},
     "cut": {"die_at": 1, "die": "rst", "patient": True},
     "refused": {"status": 400, "patient": True},
@@ -309,13 +315,10 @@ ENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-async def test_b05_no_way_out_keeps_a_slot(
-    routers: Routers, engine: FakeEngine, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tenancy, "WAIT_S", 30.0)  # the other router gives back, however slow
+async def test_b05_no_way_out_keeps_a_slot(routers: Routers, engine: FakeEngine, path: str) -> None:
     routers.prepare(engine, "slots1")
     routers.limit("slots1", parallel=4)
-    times = Timeouts(refresh_s=0.2, flush_s=0.02, headers_s=0.3, first_token_s=0.3, idle_s=0.3)
+    times = Timeouts(refresh_s=0.2, flush_s=0.02, headers_s=60.0)
     await routers.start(2, timeouts=times)
     for way, how in ENDS.items():
         wires = [await routers.open() for _ in range(4)]
@@ -328,6 +331,8 @@ async def test_b05_no_way_out_keeps_a_slot(
             for wire in wires:
                 wire.reset()
         core = routers.running[0].core
+        if way == "timeout":
+            core.deadlines.sweep(time.monotonic() + times.headers_s + 1)
         await until(lambda core=core: not core.exchanges)
         answer = await routers.ask("slots1")
         assert answer.status == 200, (way, answer.body)
@@ -373,11 +378,10 @@ async def test_what_was_given_back_at_the_end_is_not_taken_again(
 
 
 async def test_with_postgres_away_what_is_held_goes_on_and_then_it_is_said(
-    routers: Routers, engine: FakeEngine
+    routers: Routers, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routers.prepare(engine, "away01")
     routers.budget("away01", 1_000_000)
-    routers.execute("update llmgw_core.setting set value = 10 where name = 'budget_lease'")
     await routers.start(without_database=429)
     assert (await routers.ask("away01", max_tokens=10)).status == 200
     core = routers.running[0].core
@@ -387,7 +391,9 @@ async def test_with_postgres_away_what_is_held_goes_on_and_then_it_is_said(
     await until(lambda: core.tenancy.away)
     assert (await routers.ask("away01", max_tokens=10)).status == 200
     allowance.until = 0.0
+    monkeypatch.setattr(tenancy, "WAIT_S", 0.5)
     refused = await routers.ask("away01", max_tokens=10)
     assert (refused.status, refused.code) == (429, "allowance_unavailable")
+    monkeypatch.setattr(tenancy, "WAIT_S", PATIENCE_S)
     routers.pool.away = False
     assert (await until_passes(routers, "away01", max_tokens=10)).status == 200
