@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from inspect import Parameter, signature
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -223,12 +224,14 @@ async def test_C05_retries_stay_a_fraction_while_everything_fails(
             assert (await wire.answer()).status in (500, 503)
         wire.close()
 
+    began = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(client, 100)
+    spans = (trio.current_time() - began) // SPAN_S + 2  # two are compared, and have one floor
     assert len(house.rows) == 500
     assert hits(house) == sum(row["attempts"] for row in house.rows)
-    assert 500 < hits(house) <= 500 * 1.1 + 3
+    assert 500 < hits(house) <= 500 * 1.1 + 3 * math.ceil(spans / 2)
     refused = house.core.stats.retries_refused
     assert sum(refused.values()) > 100, refused
     page = {

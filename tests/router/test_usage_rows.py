@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from controller.router.answer_id import answer_id
-from controller.router.config import RouterConfig, Timeouts
+from controller.router.config import Retries, RouterConfig, Timeouts
 from controller.router.segment import Owner, Segment
 from controller.router.server import run_router
 from controller.router.spool import Spool
@@ -21,7 +21,6 @@ from controller.router.tokens import Tokens, read_usage
 from controller.router.usage import UsageLog, UsageRow
 from controller.router.usage_writer import REFUSED, UsageWriter
 from sql import queries
-from tests.fake_engine import FakeEngine
 from tests.router.test_database import look, prepare
 from tests.router.test_server import QUERIES, Shelf
 from tests.router.test_spool import OWNER, SIZE
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from sql.pool import Pool
     from tests.conftest import Database
+    from tests.fake_engine import FakeEngine
     from tests.router.conftest import House
 
 LONG = "x\x00'\"; drop" + "y" * 4096
@@ -62,7 +62,7 @@ async def test_B08_a_request_has_one_row_and_its_attempts_are_children(
     house.engine(status=503)
     house.engine(status=503)
     house.engine(stateful=True)
-    await house.start()
+    await house.start(retries=Retries(3, 1.0, 1000))
     wire = await house.wire()
     body = {"model": "m", "max_tokens": 3, "messages": [], "input": "hi"}
     for _ in range(6):
@@ -80,10 +80,9 @@ async def test_B08_a_request_has_one_row_and_its_attempts_are_children(
 
 
 async def test_an_engine_that_is_not_there_is_told_among_the_attempts(house: House) -> None:
-    gone = FakeEngine()
-    with gone:
-        url = gone.url
-    await house.start(url)
+    gone = house.engine()
+    gone.stop()
+    await house.start(gone.url)
     assert (await house.ask()).status == 502
     row = await house.row()
     assert {why for _, _, why, _ in row["tried"]} == {"connect_failed"}
