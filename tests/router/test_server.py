@@ -226,8 +226,15 @@ async def test_routes_keys_and_usage_live_in_the_database(
     row = shelf.written[0]
     assert (row["key_id"], row["replica_id"], row["status"]) == ("k", 5, "ok")
     assert 1000 <= row["at"] < 1030  # the database's clock, which Postgres keeps partitions by
-    uses = await until(lambda: [use for use in shelf.reports[-1][1] if not use["in_flight"]])
-    assert [use["replica_id"] for use in uses if "last_used_age_ms" in use] == [5]
+    used = await until(
+        lambda: [
+            use
+            for _, uses, _ in shelf.reports
+            for use in uses
+            if "last_used_age_ms" in use and use["in_flight"] == 0
+        ]
+    )
+    assert used[-1]["replica_id"] == 5
 
     shelf.keys = [Shelf.key("k2", "sk-new", expires_at=1300.0)]
     hint("")

@@ -141,7 +141,7 @@ async def test_H02_a_client_that_stopped_reading_does_not_hold_up_the_end(
     client = await until(lambda: next(iter(house.core.clients)))
     await until(lambda: client.pending > 256 * 1024)
     house.running.stop()
-    await until(lambda: not house.core.clients)  # it might read nothing for a minute
+    await until(lambda: not house.core.clients)  # else for a minute
     assert house.idle()
 
 
