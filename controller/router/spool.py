@@ -107,9 +107,9 @@ class Spool:
         """Make and remove files until cancelled."""
         while True:
             self._work = trio.Event()
-            done, self._done = self._done, []
-            for segment in done:
-                await trio.to_thread.run_sync(segment.remove)
+            while self._done:
+                await trio.to_thread.run_sync(self._done[0].remove)
+                del self._done[0]  # not before: what a cancelled one leaves is removed by `close`
             if not await self._provide():
                 await trio.sleep(AGAIN_S)
                 continue

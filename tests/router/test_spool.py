@@ -249,6 +249,31 @@ async def test_a_spool_rolls_over_its_files_and_removes_them(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.interpreted
+async def test_files_that_were_to_be_removed_when_a_spool_ends_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path, OWNER, 8 * SIZE, SIZE)
+    remove = Segment.remove
+    async with trio.open_nursery() as inner:
+
+        def last_one(segment: Segment) -> None:
+            trio.from_thread.run_sync(inner.cancel_scope.cancel)
+            remove(segment)
+
+        inner.start_soon(spool.run)
+        await until(lambda: spool.size)
+        for _ in range(20):
+            await until(lambda: spool.append(b"x" * 20_000))
+        monkeypatch.setattr(Segment, "remove", last_one)
+        while spool.batch(1):
+            spool.acknowledge()
+        assert len(spool._done) > 2
+    monkeypatch.undo()
+    spool.close()
+    assert not list(tmp_path.iterdir())
+
+
 async def test_a_spool_keeps_to_its_limit_and_goes_on_when_there_is_room(
     nursery: trio.Nursery, tmp_path: Path
 ) -> None:
