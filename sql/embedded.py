@@ -32,6 +32,8 @@ STOP_S = 20.0
 PORTS = range(10000, 20000)
 """Below those that kernels hand out, and below the agent's."""
 TRIES = 50
+_given: set[int] = set()
+"""Ports that this process was given: what it has not bound yet looks free."""
 FAST_AND_UNSAFE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
@@ -101,7 +103,9 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             bound: int = probe.getsockname()[1]
-            return bound
+            if bound not in _given:
+                _given.add(bound)
+                return bound
     raise EmbeddedPostgresError("no TCP port of 127.0.0.1 is free; end processes that listen")
 
 

@@ -34,6 +34,8 @@ TEMPLATE = "llmgw_template"
 PASSWORD = "test-only"
 MEMORY_BYTES = 2 << 30
 """A server of a worker takes a fifth of a GiB."""
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""The number of this process among those of its run."""
 numbers = itertools.count(1)
 
 # How fast an example was says how busy the machine is, and nothing of ours.
@@ -62,6 +64,12 @@ class Database:
     def connect(self, url: str | None = None) -> psycopg.Connection:
         """A synchronous autocommit connection (default: the superuser's)."""
         return psycopg.connect(url or self.url, autocommit=True)
+
+
+def pytest_configure() -> None:
+    """Each worker has ports of its own: what another was given and has not bound looks free."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    embedded.PORTS = embedded.PORTS[WORKER::count]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,7 @@ import psycopg
 
 from sql import embedded, logins, migrate
 from tests import fake_engine
-from tests.conftest import PASSWORD, Database
+from tests.conftest import PASSWORD, WORKER, Database
 from tests.end_to_end.fleet import Fleet, Program
 from tests.end_to_end.traffic import Stream, Traffic
 from tests.tiny_model import tiny_gguf
@@ -40,7 +40,8 @@ class Cluster(Fleet):
         super().__init__(database, folder)
         self._base, self.server = base, database.server
         self.weights = tiny_gguf(folder / "tiny.gguf")
-        first = 31000 + os.getpid() % 40 * 40
+        # Of its worker alone; other runs on this machine have mostly others.
+        first = 31000 + (os.getpid() % 10 * 4 + WORKER % 4) * 40
         self.port_ranges = {
             n: (first + 20 * i, first + 20 * i + 19) for i, n in enumerate(ADDRESSES)
         }
@@ -83,7 +84,7 @@ class Cluster(Fleet):
 
     def call(self, verb: str, path: str, body: Any = None) -> Any:
         """The last controller's admin API: what llmgwctl does, without starting a process."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports[-1][1], timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[-1][1], timeout=60)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request(verb, f"/api/v1{path}", json.dumps(body or {}), headers)
@@ -121,7 +122,7 @@ class Cluster(Fleet):
         self.model(name, least=least, engine="command", command=program, args=[],
                    health_path="/health")  # fmt: skip
 
-    def serving(self, name: str, count: int = 1, limit_s: float = 30, answer_s: float = 5) -> None:
+    def serving(self, name: str, count: int = 1, limit_s: float = 60, answer_s: float = 60) -> None:
         """Wait until exactly so many replicas are ready, none is on its way and routers know."""
         query = "select array_agg(state order by id) from llmgw.replicas where model = %s"
         want = (["ready"] * count,)
@@ -163,7 +164,7 @@ class Cluster(Fleet):
         """`llmgwctl` as people see it, to its end."""
         command = [sys.executable, "-m", "controller.cli"]
         command += ["--server", f"127.0.0.1:{self.ports[0][1]}", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     def kill_controller(self, number: int) -> None:
         """All its processes at once, as when the machine dies."""
@@ -171,13 +172,14 @@ class Cluster(Fleet):
         self.ports.pop(number)
         for process in _family(program):
             process.kill()
-        program.process.wait(10)
+        program.process.wait(60)
 
     def leader(self) -> int:
         """Number of the controller whose control process leads."""
-        pids = self.rows("select pid from llmgw.controllers where leads is not null and alive")
+        query = "select pid from llmgw.controllers where leads is not null and alive"
+        (pid,) = self.wait(lambda: self.row(query), "a leader")
         families = [{process.pid for process in _family(one)} for one in self.controllers]
-        (number,) = (n for n, family in enumerate(families) if pids and pids[0][0] in family)
+        (number,) = (n for n, family in enumerate(families) if pid in family)
         return number
 
     def stop_postgres(self) -> None:
