@@ -315,10 +315,13 @@ class _Work(Generic[T]):
     """One call in a thread, which keeps its key in `_stuck` from being given up to its end."""
 
     def __init__(self, function: Callable[[], T], key: str) -> None:
-        self.function, self.key, self.running = function, key, False
+        self.function, self.key = function, key
+        self.running = self.abandoned = False
 
     def run(self) -> T:
         with _stuck_lock:
+            if self.abandoned:  # on a busy machine: nobody would know of this thread if it hung
+                raise TimeoutError(f"{self.key} was given up before its thread began")
             self.running = True
         try:
             return self.function()
@@ -329,6 +332,7 @@ class _Work(Generic[T]):
 
     def abandon(self) -> None:
         with _stuck_lock:
+            self.abandoned = True
             if self.running:
                 _stuck.add(self.key)
 
