@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 ODD = str(Path(__file__).with_name("odd_engine.py"))
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 async def until(
@@ -179,7 +179,7 @@ def odd() -> Callable[..., dict[str, Any]]:
             "gpus": [],
             "port": port,
             "host": "127.0.0.1",
-            "start_deadline_s": 15,
+            "start_deadline_s": 60,
             "stop_grace_s": 5,
             **fields,
         }

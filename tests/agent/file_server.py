@@ -116,7 +116,7 @@ class Server:
         ):
             to.wfile.write(data[: self.hold_after])
             to.wfile.flush()
-            self.release.wait(30)
+            self.release.wait(120)
             data = data[self.hold_after :]
         try:
             to.wfile.write(data)

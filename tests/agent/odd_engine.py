@@ -1,9 +1,11 @@
 """An engine that misbehaves as its flags say: exits, forks into other sessions, ignores SIGTERM.
 
-    python odd_engine.py --port P --model NAME [--exit-after S --code N] [--fork] [--deaf] [--mute]
+    python odd_engine.py --port P --model NAME [--exit-after S | --exit-when-told]
+        [--code N] [--fork] [--deaf] [--mute]
 
 Without flags it is a good one: /health 200, /v1/models names NAME. A file `unhealthy` in its
-working directory makes /health answer 503, a file `metrics` is /metrics. Standard library only.
+working directory makes /health answer 503, a file `metrics` is /metrics, a file `leave` tells it to
+exit. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--port", type=int, required=True)
     p.add_argument("--model", default="m")
     p.add_argument("--exit-after", type=float)
+    p.add_argument("--exit-when-told", action="store_true", help="once there is a file `leave`")
     p.add_argument("--code", type=int, default=0)
     p.add_argument("--fork", action="store_true", help="a child in its own session that stays")
     p.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
@@ -55,7 +58,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def leave(a: argparse.Namespace) -> None:
-    time.sleep(a.exit_after)
+    time.sleep(a.exit_after or 0)
+    while a.exit_when_told and not Path("leave").exists():
+        time.sleep(0.02)
     print(f"last words before code {a.code}", flush=True)
     os._exit(a.code)
 
@@ -67,7 +72,7 @@ def main() -> None:
     if a.fork:
         child = [sys.executable, "-c", "import time, signal; signal.signal(15, 1); time.sleep(600)"]
         print("child", subprocess.Popen(child, start_new_session=True).pid, flush=True)
-    if a.exit_after is not None:
+    if a.exit_after is not None or a.exit_when_told:
         threading.Thread(target=leave, args=[a], daemon=True).start()
     print("odd engine runs", flush=True)
     if a.mute:

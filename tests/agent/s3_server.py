@@ -119,7 +119,7 @@ class Store:
         if big and self.hold_after is not None and len(data) > self.hold_after:
             to.wfile.write(data[: self.hold_after])
             to.wfile.flush()
-            self.release.wait(30)
+            self.release.wait(120)
             data = data[self.hold_after :]
         try:
             to.wfile.write(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ async def test_D07_an_engine_that_exits_is_failed_with_code_and_last_lines(
 ) -> None:
     node.door.assign(odd(1, *flags))
     async with node.running():
-        word = await node.state(1, "failed", within_s=6)
+        word = await node.state(1, "failed")
         assert word["exit_code"] == code
         assert f"last words before code {code}" in word["log_tail"]
         assert f"exited with code {code}" in word["error"]
@@ -80,7 +79,7 @@ async def test_D07_an_engine_that_never_opens_its_port_ends_with_the_start_deadl
 ) -> None:
     node.door.assign(odd(1, "--mute", start_deadline_s=0.6))
     async with node.running():
-        word = await node.state(1, "failed", within_s=6)
+        word = await node.state(1, "failed")
         assert "not ready after 0.6 s: nothing listens on port" in word["error"]
         assert node.processes() == []
 
@@ -94,7 +93,7 @@ async def test_D08_a_killed_engine_is_failed_and_its_successor_starts(
     async with node.running():
         word = await node.state(1, "ready")
         os.kill(word["pid"], signal.SIGKILL)
-        word = await node.state(1, "failed", within_s=5)
+        word = await node.state(1, "failed")
         assert word["exit_code"] == -9
         assert "signal 9" in word["error"]
         node.door.assign({**first, "shard": 2, "replica": 10})  # the same port at once
@@ -111,7 +110,7 @@ async def test_D05_children_in_other_sessions_go_with_a_killed_leader(
         word = await node.state(1, "ready")
         assert len(node.processes(1)) == 2
         os.kill(word["pid"], signal.SIGKILL)
-        await node.state(1, "failed", within_s=5)
+        await node.state(1, "failed")
         assert node.processes() == []  # before `failed` was said, not some time later
 
 
@@ -131,7 +130,7 @@ async def test_D05_a_deaf_engine_and_its_deaf_child_are_killed_after_the_grace(
     async with node.running():
         await node.state(1, "ready")
         node.door.assign({**assignment, "desired": "stopped"})
-        await node.state(1, "stopped", within_s=6)
+        await node.state(1, "stopped")
         assert node.processes() == []
 
 
@@ -189,7 +188,7 @@ async def test_D10_one_bad_row_costs_only_itself(node: Node, odd: Make) -> None:
             assert words in (await node.state(shard, "failed"))["error"]
         assert node.shards is not None
         assert node.shards.bad_rows == 4
-        assert agent.loops.ages()["sync"] < 5
+        await until(lambda: agent.loops.ages()["sync"] < 5, "it goes on syncing")
     assert node.door.illegal == []
 
 
@@ -240,7 +239,7 @@ async def test_a_full_disk_neither_stops_a_shard_nor_silences_the_node(
     node.door.assign(assignment)
     async with node.running():
         await node.state(1, "ready")
-        shutil.rmtree(node.folder / "shards")  # every write fails from here on
+        (node.folder / "shards").rename(node.folder / "away")  # every write fails from here on
         node.door.assign(assignment, odd(2))
         await node.state(2, "ready")
         node.door.assign({**assignment, "desired": "stopped"})
@@ -279,7 +278,7 @@ async def test_C14_a_healthy_engine_that_hangs_leaves_rotation_and_is_ended(
 ) -> None:
     for name in ("HEALTH_S", "SLOWEST_CHECK_S"):
         monkeypatch.setattr(f"agent.supervise.{name}", 0.05)
-    monkeypatch.setattr("agent.progress.STALL_S", 0.3)
+    monkeypatch.setattr("agent.progress.STALL_S", 1.0)  # ready so long that a sync tells it
     node.door.assign(odd(1))
     (node.folder / "run/shard-1").mkdir(parents=True)
     page = node.folder / "run/shard-1/metrics"

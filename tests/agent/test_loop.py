@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING, Any
+
+import trio
 
 from agent.logfile import read_from, tail, trim
 from agent.loop import FACTS_S, STALE_S
@@ -62,11 +65,12 @@ async def test_a_lower_generation_than_the_highest_seen_is_ignored(node: Node, o
 
 
 async def test_engines_run_on_while_the_database_is_away(node: Node, odd: Make) -> None:
-    node.door.assign(odd(1), odd(2, "--exit-after", "0.7"))
+    node.door.assign(odd(1), odd(2))
     async with node.running():
         await node.state(1, "ready")
         await node.state(2, "ready")
         node.door.away = DatabaseAway("Postgres cannot be reached")
+        os.kill(node.door.words[2]["pid"], signal.SIGKILL)
         await until(lambda: node.processes(2) == [], "one engine ends meanwhile")
         assert len(node.processes(1)) == 1
         node.door.away = None
@@ -76,11 +80,12 @@ async def test_engines_run_on_while_the_database_is_away(node: Node, odd: Make) 
 
 
 async def test_news_are_told_at_once_but_at_most_five_times_a_second(node: Node, odd: Make) -> None:
-    node.door.poll_ms = 30_000
+    node.door.poll_ms = 600_000
     node.door.assign(odd(1))
+    begun = trio.current_time()
     async with node.running():
-        await node.state(1, "ready", within_s=5)
-    assert len(node.door.reports) <= 5 * 5
+        await node.state(1, "ready")
+    assert len(node.door.reports) <= 1 + 5 * (trio.current_time() - begun)
 
 
 async def test_questions_for_logs_are_answered_and_bad_ones_cost_nothing(

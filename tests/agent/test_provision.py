@@ -267,19 +267,19 @@ async def test_D23_a_build_ends_when_the_disk_fills(ground):
 
 async def test_a_build_that_takes_too_long_is_ended_with_all_its_processes(ground):
     python, pids = ground.hanging()
-    made = ground.provision(python=python, deadline="5s")
+    made = ground.provision(python=python, deadline="8s")
     words = await refused(ground, made, "1.2.3")
-    assert words.endswith("not ready within [provision] deadline, 5 s")
+    assert words.endswith("not ready within [provision] deadline, 8 s")
     assert len(pids()) == 2
     await until(lambda: not any(map(alive, pids())), "what was killed ends")
     [row] = await made.rows()
-    assert row["error"] == "not ready within [provision] deadline, 5 s"
+    assert row["error"] == "not ready within [provision] deadline, 8 s"
 
 
 def alive(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second while it is read
         return False
 
 
@@ -452,7 +452,7 @@ def test_failures_are_forgotten_with_the_boot_and_damage(tmp_path, monkeypatch):
     store.blame("vllm-1", "vllm", "1", "why", "d")
     found = store.failure("vllm-1", "d")
     assert found is not None
-    assert (found.error, 599 < found.again_in_s <= 600) == ("why", True)
+    assert (found.error, 500 < found.again_in_s <= 600) == ("why", True)
     assert store.failure("vllm-1", "other") is None
     monkeypatch.setattr("agent.provision_store.procfs.boot_id", lambda: "another")
     assert store.failure("vllm-1", "d") is None

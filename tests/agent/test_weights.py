@@ -85,7 +85,7 @@ async def test_D22_a_killed_download_leaves_no_lock_and_resumes(
     assert have is not None
     size = have.stat().st_size
     server.release.set()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         path = await weights(tmp_path).ensure(job["source"], nothing)
     assert path.read_bytes() == DATA
     assert server.ranges == [None, f"bytes={size}-"]
@@ -123,7 +123,7 @@ async def test_D22_a_download_that_nobody_wants_any_more_ends(
         await weights(tmp_path).ensure(f"{server.url}/m.gguf", nothing)
     assert scope.cancelled_caught
     server.release.set()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await weights(tmp_path).ensure(f"{server.url}/m.gguf", nothing)
 
 

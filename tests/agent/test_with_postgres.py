@@ -88,6 +88,8 @@ async def test_an_agent_enrols_serves_a_real_engine_is_killed_and_adopts_it(
     await until(lambda: host.row(cpus) is not None, "the node is known with its CPUs")
     shard = host.assign(llama(1, model="m"))
     await host.state(shard, "ready")
+    record = node.folder / f"shards/{shard}.json"
+    await until(lambda: json.loads(record.read_text())["state"] == "ready", "it is noted as ready")
     [pid] = node.processes(shard)
     agent.kill()
     agent.wait()
@@ -99,15 +101,15 @@ async def test_an_agent_enrols_serves_a_real_engine_is_killed_and_adopts_it(
     assert node.processes(shard) == [pid]
     assert host.row("select state from llmgw_core.shard where id = %s", shard) == ("ready",)
     second = host.start()
-    assert second.wait(20) == 1  # one agent per folder
+    assert second.wait(60) == 1  # one agent per folder
     again.send_signal(signal.SIGTERM)
-    assert again.wait(20) == 0
+    assert again.wait(60) == 0
     assert node.processes() == []
     await host.state(shard, "assigned")
     last = host.start()
     await host.state(shard, "ready")
     last.send_signal(signal.SIGTERM)
-    assert last.wait(20) == 0
+    assert last.wait(60) == 0
     assert len(node.processes(shard)) == 1  # keep is the default
 
 
@@ -118,7 +120,7 @@ async def test_the_tail_of_a_shards_log_is_answered(
     host.start()
     beat = "select 1 from llmgw_core.beat where node_id = 'n1'"
     await until(lambda: host.row(beat) is not None, "the node is known")
-    shard = host.assign(odd(1, "--exit-after", "3", "--code", "4"))
+    shard = host.assign(odd(1, "--exit-when-told", "--code", "4"))
     await host.state(shard, "ready")
     host.row(
         "insert into llmgw_core.ask (node_id, kind, shard_id, lines) values ('n1', 'log', %s, 5)"
@@ -127,6 +129,7 @@ async def test_the_tail_of_a_shards_log_is_answered(
     )
     answer = "select answer from llmgw_core.ask where answered_at is not null"
     await until(lambda: host.row(answer) == ("odd engine runs\n",), "the answer came")
+    (node.folder / f"run/shard-{shard}/leave").touch()
     await host.state(shard, "failed")
     code = host.row("select exit_code, log_tail, error from llmgw_core.shard where id = %s", shard)
     assert code is not None

@@ -255,10 +255,10 @@ def test_a100_in_a_virtual_machine(captures):
 
 def test_large_input_takes_no_time():
     for text in ("\n" * 50_000_000, "CA 'x'\nPort 1:\n" * 3_000_000, "Port GUID: 0x" * 4_000_000):
-        began = time.monotonic()
+        began = time.process_time()
         assert len(ibstat.parse(text)) <= ibstat.MAX_PORTS
         assert len(ibstat.parse_ibstatus(text)) <= ibstat.MAX_PORTS
-        assert time.monotonic() - began < 2
+        assert time.process_time() - began < 2
 
 
 @settings(max_examples=150, deadline=None)

@@ -299,11 +299,11 @@ async def test_good_output_with_a_bad_exit_status_is_used(machine):
 
 @pytest.mark.slow
 async def test_hanging_tool_costs_its_deadline_only(machine, monkeypatch):
-    monkeypatch.setattr(imex, "DOMAIN_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(imex, "STATE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(imex, "DOMAIN_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(imex, "STATE_TIMEOUT_S", 2.0)
     root = machine({}, {"nvidia-imex-ctl": f"cat <<'END'\n{OLD[:65]}\nEND\nsleep 60"})
     seen = await imex.read(root)
-    assert "no answer within 0.5 s" in seen.error
+    assert "no answer within 2 s" in seen.error
     assert seen.nodes == (ImexNode(0, "10.136.206.48", "READY"),)
 
 

@@ -135,9 +135,9 @@ async def test_E16_a_crash_in_a_side_question_is_never_fatal(field):
 
 @pytest.mark.slow
 async def test_E07_a_driver_call_that_hangs_costs_its_card():
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         found, works = await nvml.read(
-            Root(), child=child(count=4, hang={"1": "utilization_percent"}), run_timeout_s=1.0
+            Root(), child=child(count=4, hang={"1": "utilization_percent"}), run_timeout_s=3.0
         )
     assert works
     assert [card.index for card in found.cards if not card.problems] == [0, 2, 3]
@@ -147,11 +147,11 @@ async def test_E07_a_driver_call_that_hangs_costs_its_card():
 @pytest.mark.slow
 async def test_E07_many_hanging_cards_stay_within_the_deadline():
     hang = {str(index): "memory" for index in range(8)}
-    with trio.fail_after(8):
+    with trio.fail_after(20):
         found, _ = await nvml.read(
-            Root(), child=child(count=8, hang=hang), run_timeout_s=0.7, timeout_s=2.0
+            Root(), child=child(count=8, hang=hang), run_timeout_s=3.0, timeout_s=7.0
         )
-    assert found.error == "NVML: not all GPUs answered within 2 s"
+    assert found.error == "NVML: not all GPUs answered within 7 s"
     assert len(found.cards) == 8
     assert "hung" in found.cards[0].problems[0]
     assert found.cards[7].problems == (f"unreachable: not asked: {found.error}",)
@@ -333,8 +333,8 @@ async def test_E07_conversation_survives_a_crash_and_a_hang():
     broken = child(count=4, crash={"1": "power_mw"}, hang={"2": "memory"})
     async with nvml.converse(broken) as link:
         for _ in range(2):
-            with trio.fail_after(10):
-                found, works = await nvml.read(Root(), child=link, run_timeout_s=0.8)
+            with trio.fail_after(60):
+                found, works = await nvml.read(Root(), child=link, run_timeout_s=3.0)
             assert works
             assert [card.index for card in found.cards if not card.problems] == [0, 3]
             assert "signal 11" in found.cards[1].problems[0]
@@ -346,14 +346,14 @@ async def test_child_ends_with_its_parent():
         await nvml.read(Root(), child=link)
         process = link._process
         await process.stdin.aclose()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             assert await process.wait() == 0
 
 
 async def test_child_stays_light():
     """It lives as long as the agent: nothing but the standard library and the binding."""
     code = "import sys, agent.probes.nvml_child; print(*sorted(sys.modules))"
-    result = await Root().run([sys.executable, "-c", code], 20, cwd=nvml.HOME)
+    result = await Root().run([sys.executable, "-c", code], 60, cwd=nvml.HOME)
     heavy = {"trio", "pydantic", "structlog", "asyncio", "xml", "agent.probes.values"}
     assert "agent.probes.nvml_fields" in result.stdout.split()
     assert not heavy & set(result.stdout.split())

@@ -12,7 +12,7 @@ from tests.agent.probes.nvml_fake import child
 async def received(count: int, **options: object) -> list[Xid]:
     """The first events of a child."""
     send, receive = trio.open_memory_channel[Xid](0)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: xid_events(send, restart_s=0.01, **options))
             events = [await receive.receive() for _ in range(count)]
@@ -44,7 +44,7 @@ async def test_child_that_ends_is_started_again(last):
 
 @pytest.mark.slow
 async def test_child_that_hangs_is_started_again():
-    events = await received(2, child=watching(events=[[0, 31], "hang"]), silence_s=1.0)
+    events = await received(2, child=watching(events=[[0, 31], "hang"]), silence_s=3.0)
     assert events == [("0000:1b:00.0", 31)] * 2
 
 
@@ -61,8 +61,8 @@ async def test_child_that_hangs_is_started_again():
 )
 async def test_machine_without_events_says_why(command, why):
     send, _ = trio.open_memory_channel[Xid](0)
-    with trio.fail_after(20):
-        watched, told = await watch(command, 10, send)
+    with trio.fail_after(60):
+        watched, told = await watch(command, 30, send)
     assert not watched
     assert why in told
 
@@ -70,7 +70,7 @@ async def test_machine_without_events_says_why(command, why):
 async def test_it_ends_when_nobody_listens():
     send, receive = trio.open_memory_channel[Xid](0)
     receive.close()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await xid_events(send, child=watching(events=[[0, 31]]))
 
 

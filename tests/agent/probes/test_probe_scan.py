@@ -40,7 +40,11 @@ async def test_the_chosen_port_is_scanned(machine):
     ("script", "words"),
     [
         (f"{PRINT}; exit 1", "exit status 1; what was found before is kept"),
-        (f"{PRINT}; exec sleep 600", "no answer within 0.4 s; killed; what was found before is"),
+        pytest.param(
+            f"{PRINT}; exec sleep 600",
+            "no answer within 2 s; killed; what was found before is",
+            marks=pytest.mark.slow,
+        ),
         (
             f"{PRINT}; echo 'ibwarn: [8] _do_madrpc: send failed; Invalid argument' >&2",
             "not all of it answered: ibwarn: _do_madrpc: send failed",
@@ -48,7 +52,7 @@ async def test_the_chosen_port_is_scanned(machine):
     ],
 )
 async def test_good_output_is_kept_beside_an_error(machine, script, words):
-    found = await run(machine, script, timeout_s=0.4 if "sleep" in script else 10)
+    found = await run(machine, script, timeout_s=2.0 if "sleep" in script else 60)
     assert found.text == FABRIC
     assert words in found.error
 
@@ -63,7 +67,7 @@ async def test_good_output_is_kept_beside_an_error(machine, script, words):
     ],
 )
 async def test_no_output_has_a_reason(machine, script, words):
-    timeout_s = 0.2 if "sleep" in script else 10
+    timeout_s = 0.2 if "sleep" in script else 60
     assert words in (await run(machine, script, timeout_s=timeout_s)).error
 
 

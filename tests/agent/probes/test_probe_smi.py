@@ -204,11 +204,12 @@ async def test_E10_driver_that_works_again_is_read_again(machine):
     assert (await smi.read(machine({}, tool), 5)).driver_version == "610.57.04"
 
 
+@pytest.mark.slow
 async def test_hanging_tool_is_not_asked_a_second_time(machine):
     script = 'echo "$*" >> "$(dirname "$0")/asked"; exec sleep 60'
     root = machine({}, {"nvidia-smi": script})
-    found = await smi.read(root, 0.3)
-    assert "no answer within 0.3 s" in found.error
+    found = await smi.read(root, 2.0)
+    assert "no answer within 2 s" in found.error
     assert Path(root.path, "asked").read_text() == "-q -x\n"
 
 

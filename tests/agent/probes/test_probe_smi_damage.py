@@ -195,11 +195,11 @@ BOMB = "".join(
     ],
 )
 def test_no_entity_is_ever_replaced_and_no_depth_hurts(text):
-    began = time.monotonic()
+    began = time.process_time()
     found = smi.parse(text)
     assert len(str(found)) < 10_000
     assert "root:" not in str(found)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.slow
@@ -217,9 +217,9 @@ def test_no_entity_is_ever_replaced_and_no_depth_hurts(text):
 )
 def test_fifty_megabytes_are_bounded(head, piece):
     text = head + piece * (50 * 2**20 // len(piece))
-    began = time.monotonic()
+    began = time.process_time()
     found = smi.parse(text)
-    assert time.monotonic() - began < 10, "2 s is usual; backtracking takes minutes"
+    assert time.process_time() - began < 10, "2 s is usual; backtracking takes minutes"
     assert len(found.cards) <= smi_tree.MAX_CARDS + 1
     assert found.error is not None
     assert len(found.error) < 400

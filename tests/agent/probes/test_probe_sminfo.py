@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from dataclasses import replace
 
 import pytest
@@ -106,13 +105,21 @@ async def test_rails_may_have_their_own_managers(machine):
     ]
 
 
-async def test_ports_hang_side_by_side(machine, monkeypatch):
+async def test_ports_that_hang_are_given_up(machine, monkeypatch):
     monkeypatch.setattr(sminfo, "TIMEOUT_S", 0.3)
     ports = [replace(IB, hca=f"mlx5_{n}") for n in range(6)]
-    began = time.monotonic()
     found = await sminfo.identify(machine({}, {"sminfo": "exec sleep 600"}), ports)
-    assert time.monotonic() - began < 3
     assert all("no answer within 0.3 s" in port.sm_error for port in found)
+
+
+async def test_ports_are_asked_side_by_side(machine, monkeypatch, tmp_path):
+    """Each answer waits until all six are asked for: one after the other none would come."""
+    monkeypatch.setattr(sminfo, "TIMEOUT_S", 15.0)
+    came = tmp_path / "came"
+    meet = f"echo x >> {came}; while [ $(wc -l < {came}) -lt 6 ]; do sleep 0.05; done"
+    ports = [replace(IB, hca=f"mlx5_{n}") for n in range(6)]
+    found = await sminfo.identify(machine({}, {"sminfo": f"{meet}; {says(NO_SM)}"}), ports)
+    assert not [port.sm_error for port in found if "no answer within" in port.sm_error]
 
 
 async def test_only_active_infiniband_is_asked(machine, tmp_path):
@@ -142,7 +149,7 @@ async def test_only_active_infiniband_is_asked(machine, tmp_path):
 async def test_no_more_ports_are_asked_than_is_bearable(machine, monkeypatch):
     monkeypatch.setattr(sminfo, "MAX_ASKED", 2)
     ports = [replace(IB, hca=f"mlx5_{n}") for n in range(3)]
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         found = await sminfo.identify(machine({}, {"sminfo": says(NO_SM)}), ports)
     assert ["not asked" in port.sm_error for port in found] == [False, False, True]
 
