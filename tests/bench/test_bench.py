@@ -36,7 +36,9 @@ def soon_stale(connections: int) -> Iterator[postgres.Database]:
 @pytest.mark.slow
 async def test_a_small_fleet_is_measured_in_every_phase(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(postgres, "database", soon_stale)
-    phases = await measure_fleet(4, 3.0, 2.0, shared=0, start_s=1.0)
+    # On busy cores first reports take seconds, and so does the last of a phase.
+    monkeypatch.setattr("ops.benchmarks.discovery.QUIET_S", 2.0)
+    phases = await measure_fleet(4, 3.0, 5.0, shared=0, start_s=1.0)
     assert list(phases) == ["start", *PHASES]
     for found in phases.values():
         assert found["seconds"] >= 2.0
