@@ -3,7 +3,8 @@
 Each request says how it wants to be treated: a JSON object in the header `X-Fake`, or in the
 body's field `fake`, or the engine's `default`. One thread per connection, raw sockets, so that
 every byte and every close is ours to decide. Also a program:
-`python tests/fake_engine.py --port 0` prints `{"port": N}`; GET /_records tells what it saw.
+`python tests/fake_engine.py --port 0` prints `{"port": N}`; GET /_records tells what it saw, and
+SIGUSR1 lets all that is held go on.
 
 Keys of a behaviour (all optional):
   delay         seconds before the head          gap        seconds between stream events
@@ -112,6 +113,7 @@ class FakeEngine:
         self._stopping = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(5)  # a connection accepted just now is known by then
         self.drop_connections()
         for thread in self._threads:
             thread.join(5)
@@ -466,9 +468,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--default", default="{}", help="behaviour of every request, JSON")
     options = parser.parse_args()
+    told = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, told)  # first: its threads must not take them either
     engine = FakeEngine(json.loads(options.default), options.port, options.host).start()
     print(json.dumps({"port": engine.port}), flush=True)
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    while signal.sigwait(told) == signal.SIGUSR1:
+        engine.release(1 << 16)
     engine.stop()
 
 

@@ -54,8 +54,8 @@ class Postgres:
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.server.process.wait(10)
-        psutil.wait_procs(family[1:], 10)
+        self.server.process.wait(60)
+        psutil.wait_procs(family[1:], 60)
 
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.server.url, autocommit=True)
@@ -103,7 +103,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(60)
 
     def _run(self, client: int) -> None:
         number = 0
@@ -139,7 +139,7 @@ class Load:
 
     def send(self, name: str, body: dict[str, Any]) -> tuple[str, bytes]:
         """How it ended ("200", the code of a refusal, a broken connection's error); the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             headers = {"Authorization": f"Bearer {self.key(name)}", "X-Request-Id": name}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -155,7 +155,7 @@ class Load:
         """Wait until so many more answers are whole."""
         wanted = len(self.whole) + count
         enough = f"{count} more answers, after {self.ends}"
-        until(lambda: len(self.whole) >= wanted, enough, 60)
+        until(lambda: len(self.whole) >= wanted, enough, 120)
 
 
 class Watch:
@@ -176,7 +176,7 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -193,7 +193,7 @@ class Watch:
 
 
 def kill_router(controller: Controller, worker: int) -> None:
-    end(until(lambda: controller.children().get(f"router {worker}"), "a router runs"))
+    end(until(lambda: controller.children().get(f"router {worker}"), "a router runs", 60))
 
 
 def knows_keys(controller: Controller, workers: int) -> None:
@@ -205,7 +205,7 @@ def knows_keys(controller: Controller, workers: int) -> None:
         found = controller.metrics() if status == 200 else {}
         return all(found.get(name) for name in known)
 
-    until(all_known, "all routers know keys")
+    until(all_known, "all routers know keys", 60)
 
 
 def kill_all(controller: Controller) -> None:
@@ -214,4 +214,4 @@ def kill_all(controller: Controller) -> None:
     for process in [parent, *parent.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    controller.process.wait(10)
+    controller.process.wait(60)

@@ -39,7 +39,7 @@ class Program:
     def kill(self) -> None:
         """No chance to say goodbye; its children in other sessions live on."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def stop(self) -> int:
         """SIGTERM; SIGKILL for its session when that takes too long."""
@@ -48,7 +48,7 @@ class Program:
             return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            return self.process.wait(10)
+            return self.process.wait(60)
         finally:
             self._file.close()
 
@@ -99,13 +99,13 @@ class Fleet:
         """`llmgwctl --json` against the first controller."""
         command = [sys.executable, "-m", "controller.cli", "--json"]
         command += ["--server", f"127.0.0.1:{self.ports[0][1]}", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     def get(self, port: int, path: str) -> bool:
         """Whether it answers 200."""
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         try:
             connection.request("GET", path)
             return connection.getresponse().status == 200
@@ -117,7 +117,7 @@ class Fleet:
     def answers(self, controller: int, model: str = "tiny") -> bool:
         """Whether that controller's router streams an answer."""
         try:
-            ask.ask("127.0.0.1", self.ports[controller][0], self.key, model, timeout_s=10)
+            ask.ask("127.0.0.1", self.ports[controller][0], self.key, model, timeout_s=30)
         except ask.NotAnswered:
             return False
         return True

@@ -22,8 +22,8 @@ from tests.tiny_model import tiny_gguf
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-READY_S = 90.0
-STOP_S = 60.0
+READY_S = 180.0
+STOP_S = 120.0
 CATALOG = """
 [[models]]
 name = "tiny-test"
@@ -123,7 +123,7 @@ class Up:
                 line = " ".join(process.cmdline())
             except psutil.Error:
                 continue
-            if any(re.search(rf"{re.escape(mark)}(\D|$)", line) for mark in marks):
+            if any(re.search(rf"(?<!\d){re.escape(mark)}(?!\d)", line) for mark in marks):
                 found.append(process)
         return found
 

@@ -15,7 +15,7 @@ from tests.fake_engine import FakeEngine
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 MICROS = 10_000
 MOST = 60
@@ -59,16 +59,16 @@ def test_b01_a_budget_holds_while_routers_are_killed(tmp_path: Path) -> None:
             spent = "select spent from llmgw.budgets"
             for worker in cycle((0, 1)):
                 served = len(load.whole)
-                until(lambda served=served: len(load.whole) > served + 30, "some are served", 60)
+                until(lambda served=served: len(load.whole) > served + 30, "some are served", 120)
                 kill_router(controller, worker)
                 if one(database, spent) > MICROS / 3:  # what is left is enough for the next ones
                     break
-            until(lambda: one(database, spent) > MICROS - MOST, "the budget is used up", 90)
+            until(lambda: one(database, spent) > MICROS - MOST, "the budget is used up", 120)
+            until(lambda: load.ends["insufficient_quota"], "somebody is refused", 60)
             load.__exit__()
             served = len(engine.chats())
-            assert load.ends["insufficient_quota"]
             costs = "select sum(cost_micros) from llmgw_core.usage_event"
-            until(lambda: one(database, costs) == one(database, spent), "both agree", 30)
+            until(lambda: one(database, costs) == one(database, spent), "both agree", 60)
         assert watch.looks > 100
         assert watch.most["money"] <= MICROS
         assert one(database, costs) <= MICROS

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Database
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+BOOT = "select boot from llmgw_core.beat"
 ENGINE = "select pid, state, id from llmgw.shards where state = 'ready' order by id desc limit 1"
 
 
@@ -38,9 +39,11 @@ def test_D04_F01_kills_are_survived(database: Database, tmp_path: Path) -> None:
         engine, *_ = fleet.row(ENGINE)
         agent.kill()
         assert psutil.pid_exists(engine)
-        both_serve(fleet, within_s=5)
+        both_serve(fleet)
 
+        boot = fleet.row(BOOT)
         fleet.agent()
+        fleet.wait(lambda: fleet.row(BOOT) != boot, "the new agent to speak")
         adopted_and_kept(fleet, engine)
 
         os.killpg(engine, signal.SIGKILL)
@@ -49,13 +52,13 @@ def test_D04_F01_kills_are_survived(database: Database, tmp_path: Path) -> None:
 
         first.kill()
         fleet.ports.pop(0)
-        fleet.wait(lambda: fleet.answers(0), "the other controller to serve", 5)
+        fleet.wait(lambda: fleet.answers(0), "the other controller to serve")
         nobody_leads_no_more(fleet)
 
 
-def both_serve(fleet: Fleet, within_s: float = 60) -> None:
+def both_serve(fleet: Fleet) -> None:
     for number in range(len(fleet.ports)):
-        fleet.wait(lambda n=number: fleet.answers(n), f"controller {number} to serve", within_s)
+        fleet.wait(lambda n=number: fleet.answers(n), f"controller {number} to serve")
 
 
 def adopted_and_kept(fleet: Fleet, engine: int) -> None:
@@ -67,12 +70,11 @@ def adopted_and_kept(fleet: Fleet, engine: int) -> None:
     fleet.wait(lambda: fleet.row(ENGINE), "the shard to be ready")
     assert fleet.row(ENGINE)[0] == engine
     assert fleet.row("select sum(restarts) from llmgw.replicas") == (0,)
-    both_serve(fleet, within_s=5)
+    both_serve(fleet)
 
 
 def nobody_leads_no_more(fleet: Fleet) -> None:
     fleet.wait(
         lambda: fleet.row("select held from llmgw.leases where name = 'tick'") == (True,),
         "the other controller to lead",
-        5,
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.traffic import Sent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NAMES = ("red", "green", "blue")
 ROUNDS, BESIDE = 4, 25
@@ -106,12 +106,16 @@ def test_D17_a_model_that_is_always_busy_lets_another_in_and_finishes_what_it_ru
 
 
 def test_D19_callers_that_give_up_in_turn_share_one_load(cluster: Cluster) -> None:
-    slow = ["/bin/sh", "-c", 'sleep 5; exec "$@"', "slow", sys.executable, fake_engine.__file__,
+    gate = cluster.folder / "slow-may-start"
+    script = 'until [ -e "$0" ]; do sleep 0.1; done; exec "$@"'
+    slow = ["/bin/sh", "-c", script, str(gate), sys.executable, fake_engine.__file__,
             "--host", "{host}", "--port", "{port}"]  # fmt: skip
     cluster.model("slow", least=0, engine="command", command=slow, args=[], health_path="/health")
     _known(cluster, "slow")
     sent = []
     while not sent or sent[-1].status == 503:
+        if len(sent) == 2:
+            gate.touch()
         number = len(sent) % 2
         port = cluster.ports[number][0]
         sent.append(send(port, cluster.key, "slow", stream=bool(number), wait="1.5"))
@@ -171,10 +175,11 @@ def test_D16_idle_counts_from_the_end_of_the_last_request_on_any_router(cluster:
     cluster.post("/models/warm/scale", min=0, idle_timeout="4s")
     _known(cluster, "warm")
     used = "from llmgw.usage_recent where model = 'warm'"
-    later = f"select count(*), clock_timestamp() > max(at) + interval '1 s' {used}"
-    for router, tokens in enumerate((45, 30)):
-        assert not cluster.stream("warm", router, fake={"tokens": tokens}).finished().failed
-        cluster.wait(lambda n=router: cluster.row(later) == (n + 1, True), "a second after its end")
+    for router in (0, 1):
+        assert not cluster.stream("warm", router, fake={"tokens": 45}).finished().failed
+        ended = time.monotonic()
+        cluster.wait(lambda at=ended: time.monotonic() > at + 1, "a second after its end")
+    cluster.wait(lambda: cluster.row(f"select count(*) {used}") == (2,), "both rows")
     stop = (
         "select at from llmgw.decisions where model = 'warm'"
         " and detail->>'to_state' = 'draining' order by at limit 1"
@@ -197,12 +202,17 @@ def test_clients_that_wake_what_cannot_start_are_told_why(cluster: Cluster) -> N
         assert sent.status == 503
         assert "the engine exited with code 3: no such tensor: lm_head" in (sent.error or "")
         assert int(sent.retry_after or 0) >= 1
-    assert time.monotonic() - began < 30  # not the two minutes that a client may wait
+    assert time.monotonic() - began < 100  # not twice the two minutes that a client may wait
     cluster.model("huge", least=0, cpus=10_000)
     _known(cluster, "huge")
-    sent = send(cluster.ports[1][0], cluster.key, "huge", stream=False, wait="3")
+
+    def no_place() -> Sent | None:
+        sent = send(cluster.ports[1][0], cluster.key, "huge", stream=False, wait="3")
+        told = "there is no place for it: too few free cores: need 10000"
+        return sent if told in (sent.error or "") else None
+
+    sent = cluster.wait(no_place, "the reason")
     assert (sent.status, sent.retry_after) == (503, "30")
-    assert "there is no place for it: too few free cores: need 10000" in (sent.error or "")
     cluster.remove("crash", "huge")
     cluster.gone("crash")
     cluster.gone("huge")
@@ -213,8 +223,8 @@ def _known(cluster: Cluster, *names: str) -> None:
     headers = {"Authorization": f"Bearer {cluster.key}"}
 
     def listed(port: int, name: str) -> bool:
-        url = f"http://127.0.0.1:{port}/v1/models"
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as got:
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers=headers)
+        with urllib.request.urlopen(asked, timeout=30) as got:
             return name in [model["id"] for model in json.load(got)["data"]]
 
     for port, _ in cluster.ports:
