@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,7 +153,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path / "state")
     yield made
     for pid in made.processes():
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended with another of them
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

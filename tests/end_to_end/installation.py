@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -136,7 +137,8 @@ class Up:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         for process in self.processes():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it ended with another of them
+                process.kill()
 
 
 def _collect(stream: IO[str], lines: list[str]) -> None:
