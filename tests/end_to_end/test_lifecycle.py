@@ -335,7 +335,7 @@ def test_model_removed_while_a_stream_runs(cluster: Cluster, said: Any) -> None:
         cluster.remove("leaver")
         removed_at = time.monotonic()
         for port, _ in cluster.ports:
-            answer = cluster.wait(lambda p=port: _refused(cluster, p, "leaver"), "404", 10)
+            answer = cluster.wait(lambda p=port: _refused(cluster, p, "leaver"), "404", 5)
             assert (answer.status, answer.error) == (404, answer.error)
             assert "does not exist" in (answer.error or "")
         assert stream.running
@@ -363,7 +363,7 @@ def test_revoked_key_is_refused_everywhere(cluster: Cluster, said: Any) -> None:
     cluster.call("DELETE", f"/keys/{made['id']}")
     at = time.monotonic()
     for port, _ in cluster.ports:
-        answer = cluster.wait(lambda p=port: _refused(cluster, p, "locked", made["key"]), "401", 10)
+        answer = cluster.wait(lambda p=port: _refused(cluster, p, "locked", made["key"]), "401", 5)
         assert answer.status == 401
     said(revoked_s=time.monotonic() - at)
     cluster.remove("locked")
