@@ -99,7 +99,7 @@ def free_port() -> int:
 
     One that the kernel hands out would be handed out again, to the next who asks for any.
     """
-    for port in [*random.SystemRandom().sample(PORTS, TRIES), 0]:
+    for port in [*random.SystemRandom().sample(PORTS, TRIES), *[0] * TRIES]:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             bound: int = probe.getsockname()[1]
