@@ -76,7 +76,7 @@ async def duty(
         nursery.cancel_scope.cancel()
 
 
-async def until(said, what: str, limit_s: float = 20) -> None:
+async def until(said, what: str, limit_s: float = 40) -> None:
     """Waits until ``said()`` is true; AssertionError naming ``what``."""
     deadline = trio.current_time() + limit_s
     while not said():
@@ -87,6 +87,11 @@ async def until(said, what: str, limit_s: float = 20) -> None:
 def cards(fleet: Fleet, name: str, gpus: int) -> Node:
     """A node whose cards are known to be empty."""
     node = fleet.node(name, gpus=gpus)
-    used = [{"uuid": f"{name}-{i}", "memory_foreign_mib": 0} for i in range(gpus)]
-    fleet.sync(node, gpus=used)
+    beat(fleet, node, gpus)
     return node
+
+
+def beat(fleet: Fleet, node: Node, gpus: int) -> None:
+    """A word of its agent, that cards are empty: without any for half a minute it gets nothing."""
+    used = [{"uuid": f"{node.name}-{i}", "memory_foreign_mib": 0} for i in range(gpus)]
+    fleet.sync(node, gpus=used)

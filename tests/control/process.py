@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 PACE_S = 0.02
 MODULE = [sys.executable, "-m", "controller"]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"} | {
@@ -87,7 +87,7 @@ class Controller:
             httpx.Client(
                 base_url=f"http://127.0.0.1:{self.admin}",
                 headers={"Connection": "close"},
-                timeout=10,
+                timeout=30,
             )
         )
         return self
@@ -96,7 +96,7 @@ class Controller:
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(5)
@@ -113,7 +113,9 @@ class Controller:
 
     def events(self, event: str) -> list[dict[str, Any]]:
         """Its log lines with this event."""
-        lines = [line for line in self.words().splitlines() if line.startswith("{")]
+        # The last line may be half written.
+        whole = self.words().rpartition("\n")[0]
+        lines = [line for line in whole.splitlines() if line.startswith("{")]
         return [said for line in lines if (said := json.loads(line))["event"] == event]
 
     def get(self, path: str) -> tuple[int, str]:

@@ -19,10 +19,11 @@ import trio.testing
 from controller.loops import Loops
 from sql import embedded, migrate
 from sql.errors import DatabaseAway
+from sql.listen import PING_S
 from sql.pool import open_pool
-from tests.control.duties import cards, duty
+from tests.control.duties import beat, cards, duty
 from tests.control.duties import until as until_async
-from tests.control.process import until
+from tests.control.process import PATIENCE_S, until
 from tests.sql.fleet import digest
 from tests.tcp_proxy import TcpProxy
 
@@ -49,7 +50,7 @@ def test_F26_after_ten_cuts_every_kind_of_change_takes_effect(database, fleet, s
     catalog = tmp_path / "catalog.toml"
     catalog.write_text(CATALOG.format(name="first"))
     cards(fleet, "a", 2)
-    cards(fleet, "b", 2)
+    node = cards(fleet, "b", 2)
     one = start(database.controller_url, "--catalog", str(catalog), role="all").ready()
     until(lambda: fleet.value("select 1 from llmgw_core.model where name = 'first'"), "applied")
     for _ in range(10):
@@ -57,6 +58,7 @@ def test_F26_after_ten_cuts_every_kind_of_change_takes_effect(database, fleet, s
         until(lambda: one.get("/healthz")[0] == 200, "healthz")
     # tick: a model is placed, and not on a node that was cordoned.
     fleet.controller.execute("select llmgw.cordon('a', 'test')")
+    beat(fleet, node, 2)
     fleet.model("m", GPU)
     until(lambda: fleet.value(PLACED, "m"), "the model is placed")
     where = "select distinct node_id from llmgw_core.gpu_claim"
@@ -72,16 +74,16 @@ def test_F26_after_ten_cuts_every_kind_of_change_takes_effect(database, fleet, s
     )
     asked = {"url": f"http://127.0.0.1:{one.client}/v1/models"}
     head = {"Authorization": f"Bearer {secret}"}
-    until(lambda: httpx.get(**asked, headers=head).status_code == 200, "the key is known", 5)
+    until(lambda: httpx.get(**asked, headers=head).status_code == 200, "the key is known")
     assert httpx.get(**asked).status_code == 401
     # housekeeping: its loop goes on.
     one.ready()
     housekeeping = ("llmgw_leader", (("duty", "housekeeping"),))
     until(lambda: one.metrics()[housekeeping] == 1, "keeps house again")
-    numbers = one.metrics()
+    age = "llmgw_loop_last_success_age_seconds"
     for loop in ("tick", "housekeeping"):
-        assert numbers["llmgw_loop_last_success_age_seconds", (("loop", loop),)] < 5
-    assert numbers["llmgw_notify_connects_total", ()] > 1
+        until(lambda loop=loop: one.metrics()[age, (("loop", loop),)] < 5, f"{loop} goes on")
+    assert one.metrics()["llmgw_notify_connects_total", ()] > 1
     assert len(one.children()) == 2
 
 
@@ -110,7 +112,7 @@ def test_F25_H11_a_database_that_comes_late_and_goes_and_comes_again(start):
             one.ready()
             until(lambda: one.metrics()["llmgw_leader", (("duty", "tick"),)] == 1, "leads again")
             one.signal(signal.SIGTERM)
-            assert one.process.wait(10) == 0
+            assert one.process.wait(PATIENCE_S) == 0
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
@@ -126,27 +128,27 @@ def test_H04_H11_a_router_opens_its_port_without_a_database_and_says_what_it_lac
                 return 0, ""
             return answer.status_code, answer.text
 
-        until(lambda: ready()[0] == 503, "the port is open and readiness red", 10)
+        until(lambda: ready()[0] == 503, "the port is open and readiness red")
         assert "the routing table was not read" in ready()[1]
         assert one.chat().status_code == 401  # keys are not known yet: nobody gets in
         proxy.mode = "pass"
         until(lambda: ready()[0] == 200, "ready without a restart")
         one.signal(signal.SIGTERM)
-        assert one.process.wait(15) == 0
+        assert one.process.wait(PATIENCE_S) == 0
 
 
 def test_H11_a_database_that_does_not_answer_holds_up_nothing(database, start):
     with TcpProxy(urlsplit(database.url).port, mode="hold") as proxy:
         one = start(through(database.controller_url, proxy))
-        until(lambda: one.get("/healthz")[0] == 200, "healthz", 8)
+        until(lambda: one.get("/healthz")[0] == 200, "healthz")
         status, why = one.get("/readyz")
         assert (status, "the database is away: no answer in time" in why) == (503, True), why
         proxy.mode = "pass"
         one.ready()
         proxy.mode = "hold"
-        until(lambda: one.get("/readyz")[0] == 503, "red", 5)
+        until(lambda: one.get("/readyz")[0] == 503, "red")
         one.signal(signal.SIGTERM)
-        assert one.process.wait(15) == 0
+        assert one.process.wait(PATIENCE_S) == 0
 
 
 def test_H04_an_empty_database_is_told_and_nothing_is_served(empty_database, start):
@@ -167,7 +169,7 @@ async def test_F13_calls_that_were_given_up_end_nothing_later(database):
     """The driver's own clean-up fails too, with nobody waiting for it."""
     with TcpProxy(urlsplit(database.url).port) as proxy:
         url = through(database.controller_url, proxy)
-        settings = database.settings(url, command_timeout_s=0.5, connect_timeout_s=1)
+        settings = database.settings(url, command_timeout_s=2, connect_timeout_s=4)
         async with open_pool(settings) as pool:
             await pool.fetchval("select 1")
             proxy.mode = "hold"
@@ -195,15 +197,16 @@ async def test_F01_a_dead_channel_is_noticed_and_read_anew(asyncio_loop, databas
             proxy.mode = "blackhole"
             began = trio.current_time()
             fleet.model("unheard", GPU)
-            await until_async(lambda: fleet.value(PLACED, "unheard"), "polling goes on", 3)
-            await until_async(lambda: not one.listening.connected, "noticed", 12)
+            await until_async(lambda: fleet.value(PLACED, "unheard"), "polling goes on")
+            await until_async(lambda: not one.listening.connected, "noticed", 40)
             noticed = trio.current_time() - began
             print(f"a dead channel is noticed after {noticed:.1f} s")
-            assert noticed < 10
+            assert PING_S + channel.command_timeout_s < 10, "so long it takes without other work"
+            assert noticed < 25, "nobody else would tell for a quarter of an hour"
             assert one.lease.term is None
             proxy.mode = "pass"
             one.ticker.hint = trio.Event()
-            await until_async(lambda: one.listening.connects == 2, "connected again", 20)
+            await until_async(lambda: one.listening.connects == 2, "connected again", 40)
             await until_async(one.lease.held, "leads again")
             fleet.model("heard", GPU)
             await until_async(lambda: fleet.value(PLACED, "heard"), "placed")

@@ -17,7 +17,7 @@ from controller.catalog.apply import apply
 from controller.catalog.own import OwnFile
 from controller.catalog.reading import parse
 from sql.errors import DatabaseAway
-from tests.control.process import until
+from tests.control.process import PATIENCE_S, until
 
 MODEL = """[[models]]
 name = "{name}"
@@ -254,7 +254,7 @@ async def test_a_process_that_was_forgotten_is_known_again(pool, host, database,
     _, never = trio.open_memory_channel(0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.own._wait, never)
-        with trio.fail_after(20):
+        with trio.fail_after(40):
             while await a.state() != ("applied", None):
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
@@ -290,7 +290,7 @@ def test_two_controllers_with_different_files(database, fleet, start, tmp_path):
     assert first.metrics()["llmgw_controllers_catalog", (("state", "differs"),)] == 1
 
     first.signal(signal.SIGTERM)
-    first.process.wait(20)
+    first.process.wait(PATIENCE_S)
     again = begin(paths[0])
     until(lambda: again.events("another catalog file is in force"), "it says so")
     assert names() == ["two"]

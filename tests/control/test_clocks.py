@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -50,7 +51,7 @@ def agent(database, fleet, tmp_path):
     """A real agent of node n1 whose clock is five hours ahead."""
     token = tmp_path / "token"
     token.write_text(fleet.token("n1"))
-    first = 29000 + os.getpid() % 90 * 10
+    first = 27000 + os.getpid() % 90 * 10  # no other test's
     command = [sys.executable, "-m", "agent", "--node", "n1", "--on-exit", "stop"]
     command += ["--state-dir", str(tmp_path / "agent"), "--enrolment-token-file", str(token)]
     command += ["--mgmt-addr", "127.0.0.1", "--ports", f"{first}-{first + 9}"]
@@ -76,7 +77,7 @@ def test_F20_clocks_that_are_hours_off_decide_nothing(database, fleet, start, ag
         rows = fleet.rows(REPLICA)
         return bool(rows) and (rows[0]["state"], rows[0]["restarts"]) == ("ready", restarts)
 
-    until(lambda: ready(0), f"ready: {fleet.rows(REPLICA)}")
+    until(lambda: ready(0), f"ready: {fleet.rows(REPLICA)}", 60)
     (node,) = fleet.rows("select state, warnings from llmgw.nodes")
     assert node["state"] == "ready"
     assert any(w.startswith("clock is 18000") for w in node["warnings"]), node
@@ -97,6 +98,6 @@ def test_F20_clocks_that_are_hours_off_decide_nothing(database, fleet, start, ag
         and clock_timestamp()"""
     assert fleet.value(outside, began) == 0
     # The clocks were off indeed.
-    years = {event["timestamp"][:13] for one in pair for event in one.events("leads")}
-    print(f"the leaders wrote {years}, the database says {fleet.value('select now()::text')}")
-    assert len(years) == 2
+    times = [datetime.fromisoformat(one.events("leads")[-1]["timestamp"]) for one in pair]
+    print(f"the leaders wrote {times}, the database says {fleet.value('select now()::text')}")
+    assert times[1] - times[0] > timedelta(hours=15)

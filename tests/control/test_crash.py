@@ -13,8 +13,8 @@ import pytest
 
 from sql import embedded, migrate
 from tests.conftest import Database
-from tests.control.duties import cards
-from tests.control.process import until
+from tests.control.duties import beat, cards
+from tests.control.process import PATIENCE_S, until
 from tests.control.test_leaders import GPU, NOW, leader, others, placed
 from tests.sql.fleet import open_fleet
 
@@ -58,14 +58,13 @@ def test_F13_a_database_that_crashes_in_mid_commit_has_done_all_of_it_or_nothing
             fleet.model("after", GPU, min_replicas=2)
             until(lambda: fleet.value(COMMITS), "a commit waits in the server")
             server.process.send_signal(signal.SIGQUIT)
-            server.process.wait(10)
+            server.process.wait(PATIENCE_S)
         again = stack.enter_context(embedded.running(base, port=urlsplit(server.url).port))
         with open_fleet(on(again)) as fleet:
             assert fleet.value("select count(*) from llmgw_core.touched") >= 0  # emptied, usable
-            empty = [{"uuid": f"a-{i}", "memory_foreign_mib": 0} for i in range(4)]
-            fleet.sync(node, gpus=empty)  # what foreign processes hold is forgotten in a crash
             for one in pair:
                 one.ready()
+            beat(fleet, node, 4)  # what foreign processes hold is forgotten in a crash
             until(lambda: fleet.value(CLAIMS) == 4, "placed again")
             assert leader(fleet, pair)[1] >= term
             for name in ("before", "after"):
@@ -81,7 +80,7 @@ def test_F07_a_leader_frozen_in_mid_commit_wakes_to_another_term_and_repeats_not
     pair = [start(database.controller_url) for _ in range(2)]
     for one in pair:
         one.ready()
-    cards(fleet, "a", 4)
+    node = cards(fleet, "a", 4)
     fleet.model("before", GPU)
     placed(fleet, "before")
     first, term, _ = leader(fleet, pair)
@@ -95,11 +94,12 @@ def test_F07_a_leader_frozen_in_mid_commit_wakes_to_another_term_and_repeats_not
         blocker.rollback()
     until(lambda: fleet.value(OF, "caught") == 1, "the commit is through")
     until(
-        lambda: fleet.value(OF, "caught") == 1 and leader(fleet, pair)[1] > term, "taken over", 25
+        lambda: fleet.value(OF, "caught") == 1 and leader(fleet, pair)[1] > term, "taken over", 60
     )
     found, new_term, at = leader(fleet, [second])
     print(f"taken over {at - frozen_at:.1f} s after the freeze")
     assert (found, new_term) == (second, term + 1)
+    beat(fleet, node, 4)
     fleet.model("late", GPU)
     placed(fleet, "late")
     first.signal(signal.SIGCONT)

@@ -34,7 +34,7 @@ GPU = {"gpu_class": "H100", "gpus": 1}
 
 @pytest.fixture
 def settings(database):
-    return database.settings(command_timeout_s=2, connect_timeout_s=2)
+    return database.settings(command_timeout_s=20, connect_timeout_s=20)
 
 
 async def test_F07_a_frozen_leaders_late_commit_changes_nothing(asyncio_loop, settings, fleet):
@@ -84,22 +84,22 @@ async def test_a_lease_is_trusted_by_our_own_clock_until_shortly_before_its_end(
         began = trio.current_time()
         term = await one.leads()
         assert one.lease.held() == term
-        assert 1.9 < one.lease._trusted_until - began < 2.5
+        assert 1.9 < one.lease._trusted_until - began < 3
         one.lease._trusted_until = trio.current_time()
         assert one.lease.held() is None
         assert one.lease.term is None
 
 
 async def test_F07_a_leader_that_cannot_renew_stops_before_its_lease_ends(
-    asyncio_loop, settings, fleet, database
+    asyncio_loop, fleet, database
 ):
-    fleet.admin.execute("update llmgw_core.setting set value = 1.5 where name = 'lease_ttl'")
-    async with duty(settings) as one:
+    fleet.admin.execute("update llmgw_core.setting set value = 3 where name = 'lease_ttl'")
+    async with duty(database.settings(command_timeout_s=2)) as one:
         term = await one.leads()
         with database.connect() as blocker, blocker.transaction():
             blocker.execute("select * from llmgw_core.lease for update")
-            await until(lambda: trio.current_time() >= one.lease._renew_at, "time to renew", 5)
-            with pytest.raises(DatabaseAway), trio.fail_after(5):
+            await until(lambda: trio.current_time() >= one.lease._renew_at, "time to renew")
+            with pytest.raises(DatabaseAway), trio.fail_after(20):
                 await one.lease.take()
             assert one.lease.held() is None
         assert await one.leads() >= term
@@ -121,8 +121,8 @@ async def test_F04_leadership_ends_with_the_presence_connection(asyncio_loop, se
         )
         connects = one.listening.connects
         fleet.value("select pg_terminate_backend(%s)", mine)
-        await until(lambda: one.lease.term is None, "stepped down", 2)
-        await until(lambda: one.listening.connects > connects, "joined again", 5)
+        await until(lambda: one.lease.term is None, "stepped down")
+        await until(lambda: one.listening.connects > connects, "joined again")
         # Nothing locks it out, nor the other.
         terms = [await one.lease.take(), await two.lease.take()]
         assert sum(term is not None for term in terms) == 1
@@ -142,7 +142,7 @@ async def test_F04_a_former_connection_that_the_server_still_keeps_locks_nobody_
         nursery.start_soon(
             partial(listen, settings, print, trio.lowlevel.checkpoint, presence=number, state=state)
         )
-        await until(lambda: state.connects == 1, "joined again", 5)
+        await until(lambda: state.connects == 1, "joined again")
     nursery.cancel_scope.cancel()
 
 
@@ -221,7 +221,7 @@ async def test_F13_a_commit_of_unknown_outcome_doubles_nothing(asyncio_loop, dat
         url = database.controller_url.replace(f":{proxy.target_port}/", f":{proxy.port}/")
         direct, through = (
             database.settings(),
-            database.settings(url, command_timeout_s=1, connect_timeout_s=1),
+            database.settings(url, command_timeout_s=3, connect_timeout_s=3),
         )
         async with duty(direct) as holder, duty(through) as one:
             # The lease belongs to a process whose presence goes another way.
@@ -251,7 +251,7 @@ async def test_F13_a_commit_of_unknown_outcome_doubles_nothing(asyncio_loop, dat
             await until(lambda: fleet.value(LIVE) == 2, "the server committed")
             proxy.mode = "pass"
             proxy._resetting = False
-            with trio.fail_after(10):
+            with trio.fail_after(40):
                 while True:
                     try:
                         while await ticker.once(term):
@@ -271,13 +271,13 @@ async def test_a_lease_is_kept_through_a_wait_that_outlasts_it(
     asyncio_loop, settings, fleet, nursery, monkeypatch
 ):
     """A large fleet's ticks take long, and the pauses between them longer."""
-    fleet.admin.execute("update llmgw_core.setting set value = 1.5 where name = 'lease_ttl'")
+    fleet.admin.execute("update llmgw_core.setting set value = 4 where name = 'lease_ttl'")
     monkeypatch.setattr(tick, "FULL_S", 60)
     async with duty(settings) as one:
         loops = Loops()
         nursery.start_soon(loops.run, loops.add("tick", 15), one.ticker.run)
         await until(one.lease.held, "leads")
-        term, ended = one.lease.term, trio.current_time() + 3.5
+        term, ended = one.lease.term, trio.current_time() + 6
 
         def kept() -> bool:
             assert one.lease.held() == term
@@ -285,7 +285,7 @@ async def test_a_lease_is_kept_through_a_wait_that_outlasts_it(
             assert not fleet.value(expired)
             return trio.current_time() > ended
 
-        await until(kept, "two leases long")
+        await until(kept, "longer than a lease")
         assert one.ticker.stats.ticks <= 3
         nursery.cancel_scope.cancel()
 

@@ -265,7 +265,7 @@ async def test_what_runs_is_unknown_until_every_live_router_has_spoken_since_the
     fleet.model("m")
     replica = fleet.replica("m")
     settled(fleet, 4)
-    one, two = router(fleet, 0), router(fleet, 2)
+    one, two = router(fleet, 0), router(fleet, 4)
     uses(fleet, one, replica, 3)
     assert await said() == {replica: (None, True)}  # the other spoke before it can have known
     heard(fleet, two, 0)
