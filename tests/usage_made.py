@@ -42,11 +42,13 @@ class Made:
         )
 
     def _past(self, table: str, days: int) -> None:
-        """A partition for the days before yesterday, as an older database has."""
+        """A partition for the days before those that there are, as an older database has."""
         (first, last) = self._db.execute(
-            "select to_char(today - %s, 'YYYYMMDD'), to_char(today - 1, 'YYYYMMDD')"
-            " from (select (now() at time zone 'UTC')::date as today) t",
-            (days,),
+            "select to_char(now() at time zone 'UTC' - make_interval(days => %s), 'YYYYMMDD'),"
+            " min(right(c.relname, 8))"
+            " from pg_inherits i join pg_class c on c.oid = i.inhrelid"
+            " where i.inhparent = %s::regclass",
+            (days, f"llmgw_core.{table}"),
         ).fetchone() or ("", "")
         self._db.execute(
             f"create table llmgw_core.{table}_{first} partition of llmgw_core.{table}"  # type: ignore[arg-type]
