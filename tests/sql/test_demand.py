@@ -71,7 +71,7 @@ def test_demand_is_the_sum_over_live_routers_and_unknown_without(fleet):
 
 @pytest.mark.parametrize(
     ("ages", "peak"),
-    [((30, 0), 9), ((59, 0), 9), ((61, 50), 9), ((61, 61), 2), ((121, 0), 2), ((200, 121), 1)],
+    [((30, 0), 9), ((55, 0), 9), ((61, 50), 9), ((61, 61), 2), ((121, 0), 2), ((200, 121), 1)],
 )
 def test_the_peak_of_the_last_minute_is_always_whole(fleet, ages, peak):
     fleet.model("m")

@@ -175,5 +175,5 @@ def test_a_key_made_while_its_scope_is_deleted_does_not_outlive_it(acme, databas
             assert thread.is_alive()
         assert not done.is_set()
         other.commit()
-        thread.join(10)
+        thread.join(60)
     assert acme.value("select state from llmgw.keys where id = 'keynone'") == "revoked"
