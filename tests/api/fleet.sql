@@ -5,6 +5,9 @@ values ('n1', 'ready', 'host-one', '10.0.0.1', 65536, 16, '{"role": "gpu"}', arr
        ('n3', 'ready', null, null, null, null, '{}', null);
 insert into llmgw_core.beat (node_id, seen_at, applied_gen, clock_skew_s)
 values ('n1', clock_timestamp(), 0, 0.01), ('n2', clock_timestamp(), 0, 7.5), ('n3', clock_timestamp() - interval '1 h', 0, 0);
+-- However long a test takes, n1 and n2 are not silent.
+update llmgw_core.setting set value = 600 where name = 'unreachable_after';
+update llmgw_core.setting set value = 1200 where name = 'lost_after';
 insert into llmgw_core.gpu (node_id, uuid, index, name, class, memory_mib, findings)
 select 'n1', 'GPU-' || i, i, 'NVIDIA H100 80GB HBM3', 'H100', 81559,
        case when i = 3 then '[{"code": "xid_79", "text": "Xid 79: fell off the bus", "unhealthy": true}]' else '[]' end::jsonb

@@ -68,7 +68,10 @@ async def test_other_addresses_need_a_token(pool, tmp_path):
     hashed = hashlib.sha256(b"another-long-token").hexdigest()
     file.write_text(f"# admins\n{TOKEN} ada\nsha256:{hashed}\n")
     settings = Settings("0.0.0.0:9090", file)
-    async with serving(Context(pool, settings)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        serving(Context(pool, settings)) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
         api = Api(client)
         for headers in (
             {},
@@ -101,7 +104,7 @@ def test_short_tokens_are_refused(tmp_path):
 
 
 async def test_without_a_store_501(asyncio_loop):
-    async with serving(Context(None)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(Context(None)) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         api = Api(client)
         for route in ROUTES:
             fields = route.query.model_fields.values() if route.query is not None else ()
@@ -119,7 +122,7 @@ async def test_database_away_503(asyncio_loop):
     async with (
         open_pool(nobody) as pool,
         serving(Context(pool)) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         answer = await Api(client)("GET", "/nodes")
         assert answer.status_code == 503
@@ -130,7 +133,7 @@ async def test_database_away_503(asyncio_loop):
 async def test_a_schema_that_is_not_ours_503(empty_database, asyncio_loop):
     async with open_pool(DatabaseSettings(url=empty_database)) as pool:
         context = Context(pool, schema="it is empty")
-        async with serving(context) as url, httpx.AsyncClient(base_url=url) as client:
+        async with serving(context) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
             said = await Api(client).bad(503, "GET", "/nodes")
     assert said == "the database cannot be used by this controller: it is empty"
 

@@ -116,7 +116,7 @@ async def test_G02_a_followed_log_goes_on_until_the_interrupt(ctl, agent_pool, n
         command, env=ENVIRONMENT | {"LLMGW_SERVER": ctl.url}, stdout=subprocess.PIPE
     ) as process:
         line = partial(trio.to_thread.run_sync, process.stdout.readline)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             assert [await line(), await line()] == [b"one\n", b"two\n"]
             agent.log = LINES + "three\n"
             assert await line() == b"three\n"

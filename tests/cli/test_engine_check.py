@@ -12,7 +12,7 @@ ALL = ["models", "health", "chat", "stream", "stream usage", "refusal"]
 
 def failed(behaviour):
     with FakeEngine(behaviour) as engine:
-        done = in_thread(["engine-check", engine.url, "--json", "--request-timeout", "2"])
+        done = in_thread(["engine-check", engine.url, "--json", "--request-timeout", "30"])
     document = done.document
     assert [c["check"] for c in document["checks"]] == ALL
     wrong = {c["check"]: c["detail"] for c in document["checks"] if not c["ok"]}

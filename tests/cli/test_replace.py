@@ -58,7 +58,7 @@ async def test_the_wait_ends_in_time_and_tells_what_keeps_it(full):
 
 async def _marked(database):
     query = "select replace_asked is not null from llmgw_core.replica where id = 1"
-    with trio.fail_after(15):
+    with trio.fail_after(60):
         while True:
             with database.connect() as db:
                 if db.execute(query).fetchone()[0]:
@@ -72,7 +72,7 @@ async def _while_waiting(full, database, change):
     async with trio.open_nursery() as nursery:
 
         async def wait() -> None:
-            command = ("replace", "tiny", "--wait", "--timeout", "30s")
+            command = ("replace", "tiny", "--wait", "--timeout", "60s")
             ended.append(await trio.to_thread.run_sync(partial(as_process, full.url, *command)))
 
         nursery.start_soon(wait)

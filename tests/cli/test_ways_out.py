@@ -252,7 +252,7 @@ async def test_G02_a_drain_of_a_silent_node_says_that_nobody_knows(full, databas
 
 async def draining(ctl: Ctl) -> None:
     """Until n1 drains."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while "draining" not in (await ctl("node", "n1")).out:
             await trio.sleep(0.02)
 
@@ -266,7 +266,7 @@ async def test_G02_an_uncordon_ends_the_wait(full, monkeypatch):
         async def drain() -> None:
             ended.append(
                 await trio.to_thread.run_sync(
-                    partial(as_process, full.url, "drain", "n1", "--wait", "--timeout", "20s")
+                    partial(as_process, full.url, "drain", "n1", "--wait", "--timeout", "60s")
                 )
             )
 
