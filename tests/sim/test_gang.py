@@ -44,7 +44,7 @@ async def test_D14_a_gang_that_loses_a_shard_starts_again_whole(database, tmp_pa
             for node in built.nodes():
                 agent, machines[node.name] = build(node, built.engines, door, token)
                 nursery.start_soon(agent.run)
-            async with open_pool(database.settings()) as pool:
+            async with open_pool(database.settings(command_timeout_s=30)) as pool:
                 await until(pool, READY.format(1), 60)
                 first = await launch(pool, 1)
                 assert [s["rank"] for s in first] == [0, 1, 2, 3]

@@ -84,7 +84,7 @@ async def settle(database: Database, tmp_path: Path, nodes: int, replicas: int) 
             door, built = SqlDoor(agents), uniform(nodes, 8, start_s=[0.1, 0.5])
             for node in built.nodes():
                 nursery.start_soon(build(node, built.engines, door, token)[0].run)
-            async with open_pool(database.settings()) as pool:
+            async with open_pool(database.settings(command_timeout_s=30)) as pool:
                 await until(
                     pool,
                     f"select count(*) = {replicas} from llmgw.replicas where state = 'ready'",
