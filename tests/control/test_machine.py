@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.control.duties import Duty
     from tests.sql.fleet import Fleet
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 NODES, MODELS = ("n0", "n1", "n2", "n3"), ("m0", "m1", "m2")
 ROUNDS = 40
 """Ticks after which a fleet that is left alone must be at rest."""

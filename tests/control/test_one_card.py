@@ -13,7 +13,7 @@ from controller.reconcile.decide import decide
 from sql import queries
 from tests.control.duties import cards, duty
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROUNDS = 100
 NAMES = [f"m{number}" for number in range(10)]

@@ -88,7 +88,7 @@ async def settle(database: Database, tmp_path: Path, nodes: int, replicas: int) 
                 await until(
                     pool,
                     f"select count(*) = {replicas} from llmgw.replicas where state = 'ready'",
-                    100,
+                    300,
                 )
                 assert (
                     await pool.fetchval("select count(*) from llmgw.nodes where state <> 'ready'")
@@ -103,10 +103,12 @@ async def settle(database: Database, tmp_path: Path, nodes: int, replicas: int) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_20_nodes_settle(database, tmp_path):
     await settle(database, tmp_path, nodes=20, replicas=40)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_200_nodes_of_8_gpus_and_400_replicas_settle_without_error(database, tmp_path):
     await settle(database, tmp_path, nodes=200, replicas=400)
