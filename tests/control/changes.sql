@@ -57,9 +57,9 @@ update llmgw_core.controller set seen_at = clock_timestamp() + interval '1 hour'
 update llmgw_core.replica set state_at = clock_timestamp()
 update llmgw_core.router_use set in_flight = 5 where replica_id = 1
 update llmgw_core.router_use set in_flight = 0, last_used_at = clock_timestamp() where replica_id = 1
-update llmgw_core.controller set seen_at = clock_timestamp() - interval '4 s'
+update llmgw_core.controller set seen_at = clock_timestamp() - interval '8 s'
 update llmgw_core.demand set waiting = 4, peak = 9 where model = 'a'
-update llmgw_core.controller set seen_at = clock_timestamp() - interval '2 min'
+update llmgw_core.controller set seen_at = clock_timestamp() - interval '2 min' where pg_advisory_unlock(7719, presence)
 insert into llmgw_core.node (id) values ('a0')
 truncate llmgw_core.node_load
 insert into llmgw_core.node_load (node_id, at, gpus) values ('n4', clock_timestamp(), '{"n4-0": {"memory_foreign_mib": 5}}')

@@ -36,6 +36,8 @@ def fleet(fleet: Fleet) -> Fleet:
     fleet.controller.execute(
         "select llmgw_core.controller_join_v1(%s, 'router', 'h', 1, '0')", (router,)
     )
+    # It is alive until a change says otherwise, not for ten seconds only.
+    fleet.admin.execute("select pg_advisory_lock(7719, presence) from llmgw_core.controller")
     uses = [{"replica_id": i, "in_flight": i, "last_used_age_ms": 5} for i in (1, 2)]
     asked = [{"model": "a", "waiting": 1, "in_flight": 3, "wanted_age_ms": 5}]
     fleet.controller.execute(
