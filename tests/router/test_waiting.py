@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -417,8 +418,10 @@ async def test_a_stream_that_was_told_to_wait_is_answered_elsewhere_where_one_fa
         house.shelf.models[0]["fallbacks"] = ["always"]
         rest = {**house.replicas[0], "replica_id": 8, "model": "always"}
         house.replicas = [{**house.replicas[0], "replica_id": 7, "endpoint": failing.url}, rest]
-        await house.start(comment_s=0.1)
+        await house.start(comment_s=5.0)
         wire = await house.ask(stream=True, headers={"x_llmgw_explain": "1"})
+        await house.waiting(1)
+        house.running.core.deadlines.sweep(time.monotonic() + 6)
         _, headers = await wire.head()
         told = [name for name in headers if name.startswith("x-llmgw")]
         assert told == ["x-llmgw-fallback-on"], "no attempt and no wait is over yet"
