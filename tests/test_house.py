@@ -236,7 +236,7 @@ LOCAL_CLOCK = re.compile(
 )
 SHOWS_SKEW = {"agent/loop.py": 1, "agent/database_check.py": 1}
 """Where a process says what its own clock shows, for the database to compare."""
-STAMPS_LINES = {"controller/router/access_log.py": 1}
+STAMPS_LINES = {"controller/router/access_line.py": 1}
 """Where a log line has a time although no database told one (static mode)."""
 
 

@@ -1,18 +1,65 @@
-"""What the access log says of one request, as a line of JSON. Pure."""
+"""What the access log says of one request, as a line of JSON, until it is written.
+
+A line is rendered when its answer was given to the socket, which takes less than keeping what it
+is made of for later. What finds no room is dropped and counted.
+"""
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import orjson
 
 if TYPE_CHECKING:
+    from random import Random
+
+    from controller.router.stats import Stats
     from controller.router.usage import UsageRow
 
     Entry = tuple[UsageRow, str | None, str, int]  # row, replica, client's address, bytes in
 
+LINES = 20_000
 _FORMAT = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
+
+
+class Lines:
+    """Lines that wait for the log's file (`access_log.py`)."""
+
+    def __init__(self, sample: float, random: Random, stats: Stats) -> None:
+        self._sample = sample
+        self._random = random
+        self._stats = stats
+        self._waiting: list[bytes] = []
+
+    def wants(self, outcome: str) -> bool:
+        """Whether a request that ended so is told: all that failed, a share of the rest."""
+        return self._sample >= 1 or outcome != "ok" or self._random.random() < self._sample
+
+    def add(self, entry: Entry, sent: int) -> None:
+        """`sent`: bytes of its answer, heads included."""
+        if len(self._waiting) >= LINES:
+            self.lose(1)
+        else:
+            row = entry[0]
+            at = row.ended + _offset() if row.at is None else row.at
+            self._waiting.append(line(entry, sent, at))
+
+    def take(self) -> list[bytes]:
+        """All that wait, oldest first."""
+        lines, self._waiting = self._waiting, []
+        return lines
+
+    def lose(self, number: int) -> None:
+        """Count lines that nobody will read."""
+        self._stats.add("access_log_lines_lost", number)
+
+
+def _offset() -> float:
+    """Makes unix seconds of this machine of monotonic ones: the time of rows that ended before the
+    database's clock was known, and of static mode, which has no database."""
+    return time.clock_gettime(time.CLOCK_REALTIME) - time.monotonic()
 
 
 def line(entry: Entry, sent: int, at: float) -> bytes:
@@ -27,25 +74,22 @@ def line(entry: Entry, sent: int, at: float) -> bytes:
 def _line(
     row: UsageRow, replica: str | None, client: str, received: int, sent: int, at: float
 ) -> bytes:
-    (  # by name, one by one, it would take half as long again
-        _, key, asked, model, _, endpoint, outcome, status, stream, tokens, ttft_s, total_s,
-        attempts, code, request_id, _, queue_s, _, _, _, _, _,
-    ) = row  # fmt: skip
+    tokens, ttft_s, queue_s = row.tokens, row.ttft_s, row.queue_s
     document = {
         "time": datetime.fromtimestamp(at, UTC),
-        "request_id": request_id.decode("latin-1"),
-        "key": key,
+        "request_id": row.request_id.decode("latin-1"),
+        "key": row.key_id,
         "client": client,
-        "endpoint": endpoint,
-        "model_asked": asked,
-        "model": model,
+        "endpoint": row.endpoint,
+        "model_asked": row.model_asked,
+        "model": row.model,
         "replica": replica,
-        "stream": stream,
-        "status": status,
-        "outcome": outcome,
-        "error_code": code,
-        "attempts": attempts,
-        "total_ms": _ms(total_s),
+        "stream": row.stream,
+        "status": row.http_status,
+        "outcome": row.status,
+        "error_code": row.error_code,
+        "attempts": row.attempts,
+        "total_ms": _ms(row.total_s),
         "queue_ms": None if queue_s is None else _ms(queue_s),
         "ttft_ms": None if ttft_s is None else _ms(ttft_s),
         "prompt_tokens": tokens.prompt,

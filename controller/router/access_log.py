@@ -1,7 +1,6 @@
 """One JSON line per request that is over: who, what, where, how it ended. Never bodies, never keys.
 
-A line is rendered when its answer was given to the socket, which takes less than keeping what it
-is made of for later; a worker thread writes. What finds no room is dropped and counted.
+A worker thread writes what was rendered meanwhile (`access_line.py`).
 """
 
 from __future__ import annotations
@@ -10,24 +9,17 @@ import os
 import select
 import stat
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from controller.router.access_line import line
-
 if TYPE_CHECKING:
-    from random import Random
-
-    from controller.router.access_line import Entry
-    from controller.router.stats import Stats
+    from controller.router.access_line import Lines
 
 STDOUT = "stdout"
 PACE_S = 0.2
-LINES = 20_000
 LAST_S = 1.0
 
 log = structlog.get_logger(__name__)
@@ -36,25 +28,9 @@ log = structlog.get_logger(__name__)
 class AccessLog:
     """The log of one router process; `where` is a file's path or "stdout"."""
 
-    def __init__(self, where: str, sample: float, random: Random, stats: Stats) -> None:
+    def __init__(self, where: str, lines: Lines) -> None:
         self._sink = Sink(where)
-        self._sample = sample
-        self._stats = stats
-        self._random = random.random
-        self._lines: list[bytes] = []
-
-    def wants(self, outcome: str) -> bool:
-        """Whether a request that ended so is told: all that failed, a share of the rest."""
-        return self._sample >= 1 or outcome != "ok" or self._random() < self._sample
-
-    def add(self, entry: Entry, sent: int) -> None:
-        """`sent`: bytes of its answer, heads included."""
-        if len(self._lines) >= LINES:
-            self._lose(1)
-        else:
-            row = entry[0]
-            at = row.ended + _offset() if row.at is None else row.at
-            self._lines.append(line(entry, sent, at))
+        self._lines = lines
 
     async def run(self) -> None:
         """Write until cancelled, then what is left, within LAST_S."""
@@ -67,14 +43,11 @@ class AccessLog:
                 await self._write()
 
     async def _write(self) -> None:
-        lines, self._lines = self._lines, []
+        lines = self._lines.take()
         if lines:
             lost = await trio.to_thread.run_sync(self._sink.write, lines, abandon_on_cancel=True)
-            self._lose(lost)
-
-    def _lose(self, number: int) -> None:
-        if number:
-            self._stats.add("access_log_lines_lost", number)
+            if lost:
+                self._lines.lose(lost)
 
 
 class Sink:
@@ -117,12 +90,6 @@ class Sink:
             os.close(self._fd)
             self._fd = -1
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
-
-
-def _offset() -> float:
-    """Makes unix seconds of this machine of monotonic ones: the time of rows that ended before the
-    database's clock was known, and of static mode, which has no database."""
-    return time.clock_gettime(time.CLOCK_REALTIME) - time.monotonic()
 
 
 def parts(lines: list[bytes], most: int) -> list[list[bytes]]:

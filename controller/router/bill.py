@@ -68,7 +68,7 @@ def _completed(route: Route, asked: Asked, told: Tokens, made: int | None) -> To
         completion = made
     if prompt is told.prompt and completion is told.completion:
         return told
-    return told._replace(prompt=prompt, completion=completion, estimated=True)
+    return Tokens(prompt, completion, told.cached, told.reasoning, estimated=True)
 
 
 def prompt_tokens(body: bytes) -> int:

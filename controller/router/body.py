@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -34,16 +33,26 @@ _WANTED = frozenset((b"model", b"stream"))
 _TRUE = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic reads a form
 
 
-@dataclass(slots=True)
 class Asked:
     """What the client wants, read from its body."""
 
-    raw: bytes
-    document: dict[str, Any]
-    model: str
-    stream: bool
-    ask_usage: bool = False  # it streams and did not ask for usage, so we must
-    model_at: tuple[int, int] | None = None  # in a form: where the name lies in `raw`
+    __slots__ = ("ask_usage", "document", "model", "model_at", "raw", "stream")
+
+    def __init__(
+        self,
+        raw: bytes,
+        document: dict[str, Any],
+        model: str,
+        stream: bool,
+        ask_usage: bool = False,
+        model_at: tuple[int, int] | None = None,
+    ) -> None:
+        self.raw = raw
+        self.document = document
+        self.model = model
+        self.stream = stream
+        self.ask_usage = ask_usage  # it streams and did not ask for usage, so we must
+        self.model_at = model_at  # in a form: where the name lies in `raw`
 
 
 def read(raw: bytes, *, asks_usage: bool = False) -> Asked | ApiError:

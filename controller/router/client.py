@@ -271,8 +271,8 @@ class ClientConnection(Connection):
 
     def _tell(self) -> None:
         entry, self.noted = self.noted, None
-        if entry is not None and self._core.access_log is not None:
-            self._core.access_log.add(entry, self.given)
+        if entry is not None and self._core.access_lines is not None:
+            self._core.access_lines.add(entry, self.given)
 
     @property
     def key_id(self) -> str | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    from controller.router.access_log import AccessLog
+    from controller.router.access_line import Lines
     from controller.router.asking import Asking
     from controller.router.client import ClientConnection
     from controller.router.config import RouterConfig
@@ -63,7 +63,7 @@ class Core:
         self.key_reader: KeyReader | None = None  # None: no database
         self.stats = Stats()
         self.budget = RetryBudget(config.retries.ratio, config.retries.floor)
-        self.access_log: AccessLog | None = None
+        self.access_lines: Lines | None = None  # None: there is no access log
         self.usage = UsageLog(config.limits.usage_rows, self.stats)
         self.waiting = WaitingRoom(self)
         self.stored = Stored()

@@ -59,7 +59,7 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
     name = "other" if route is None else route.name
     stats.settle(name, ending.http_status, ending.outcome, seconds)
     counts = exchange.key is not None and route is not None and route.kind is Kind.INFER
-    told = core.access_log is not None and core.access_log.wants(ending.outcome)
+    told = core.access_lines is not None and core.access_lines.wants(ending.outcome)
     if not counts and not told:
         return
     try:

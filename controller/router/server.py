@@ -18,6 +18,7 @@ import orjson
 import structlog
 import trio
 
+from controller.router.access_line import Lines
 from controller.router.access_log import AccessLog
 from controller.router.asking import Asking
 from controller.router.client import ClientConnection
@@ -144,9 +145,10 @@ async def _serve(
         log.warning("no database and no keys: everybody may use this router")
     await (refresher.refresh() if pool is None else refresher.configured())
     if config.access_log is not None:
-        sampling = Random(SystemRandom().getrandbits(64))  # noqa: S311 (a sample, no secret)
-        core.access_log = AccessLog(
-            config.access_log, config.access_log_sample, sampling, core.stats
+        core.access_lines = Lines(
+            config.access_log_sample,
+            Random(SystemRandom().getrandbits(64)),  # noqa: S311 (a sample, no secret)
+            core.stats,
         )
     certificate = await trio.to_thread.run_sync(_certificate, config)
     opens = ClientConnection if certificate is None else certificate.open
@@ -155,8 +157,9 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(core.reactor.run)
         nursery.start_soon(_sweep, core)
-        if core.access_log is not None:
-            nursery.start_soon(supervise, "access log", core.access_log.run)
+        if core.access_lines is not None and config.access_log is not None:
+            access_log = AccessLog(config.access_log, core.access_lines)
+            nursery.start_soon(supervise, "access log", access_log.run)
         nursery.start_soon(supervise, "signals", Signals(core).run)
         if core.statics.all and config.watching.health_s:
             watch = partial(core.statics.run, refresher.install)

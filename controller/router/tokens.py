@@ -6,7 +6,7 @@ Unknown is None: an engine that reports nothing is never billed as zero.
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -16,14 +16,37 @@ _MAY_OPEN = re.compile(rb'"usage"\s*(?::\s*(?:\{|\Z)|\Z)')
 _LONGEST = 8192  # a usage object with all details is under 1 KiB
 
 
-class Tokens(NamedTuple):
-    """What one request used, as the engine counted it (a tuple: made once per request)."""
+class Tokens:
+    """What one request used, as the engine counted it. No tuple: compiled code makes and reads
+    one in a tenth of the time."""
 
-    prompt: int | None = None
-    completion: int | None = None
-    cached: int | None = None  # of the prompt
-    reasoning: int | None = None  # of the completion
-    estimated: bool = False  # something of it is ours, not the engine's
+    __slots__ = ("cached", "completion", "estimated", "prompt", "reasoning")
+
+    def __init__(
+        self,
+        prompt: int | None = None,
+        completion: int | None = None,
+        cached: int | None = None,
+        reasoning: int | None = None,
+        estimated: bool = False,
+    ) -> None:
+        self.prompt = prompt
+        self.completion = completion
+        self.cached = cached  # of the prompt
+        self.reasoning = reasoning  # of the completion
+        self.estimated = estimated  # something of it is ours, not the engine's
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokens) and self.as_values() == other.as_values()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Tokens{self.as_values()}"
+
+    def as_values(self) -> tuple[int | None, int | None, int | None, int | None, bool]:
+        """All of it, in the order of the arguments."""
+        return self.prompt, self.completion, self.cached, self.reasoning, self.estimated
 
     @property
     def complete(self) -> bool:

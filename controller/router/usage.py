@@ -9,60 +9,90 @@ from __future__ import annotations
 import time
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
+
+from controller.router.tokens import Tokens
 
 if TYPE_CHECKING:
     from controller.router.spool import Spool
     from controller.router.stats import Stats
-    from controller.router.tokens import Tokens
 
 AT = 1
 """Where in a rendered row its time is, in unix seconds."""
 
 
-class UsageRow(NamedTuple):
-    """What is known of a finished request; None is unknown."""
+class UsageRow:
+    """What is known of a finished request; None is unknown. No tuple, as `Tokens`."""
 
-    id: int  # a UUID as a number
-    key_id: str | None  # None: refused before it was known; such a row is for the access log
-    model_asked: str | None
-    model: str | None
-    replica_id: int | None
-    endpoint: str
-    status: str  # ok, error, client_closed, partial
-    http_status: int
-    stream: bool
-    tokens: Tokens
-    ttft_s: float | None
-    total_s: float
-    attempts: int
-    error_code: str | None
-    request_id: bytes
-    ended: float  # monotonic
-    queue_s: float | None
-    at: float | None  # unix seconds of the database's clock; fixed, so a repeat is the same row
-    degraded: bool = False  # what was known could not all be kept
-    scopes: tuple[int | None, ...] = (None, None, None)  # org, team and user when it began
-    upstream_id: str | None = None  # what the engine called its answer
-    tried: list[Any] | None = None  # [replica, model, why, ms] of attempts that failed
+    __slots__ = (
+        "at", "attempts", "degraded", "ended", "endpoint", "error_code", "http_status", "key_id",
+        "model", "model_asked", "queue_s", "replica_id", "request_id", "row_id", "scopes",
+        "status", "stream", "tokens", "total_s", "tried", "ttft_s", "upstream_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        row_id: int,
+        key_id: str | None,
+        model_asked: str | None,
+        model: str | None,
+        replica_id: int | None,
+        endpoint: str,
+        status: str,
+        http_status: int,
+        stream: bool,
+        tokens: Tokens,
+        ttft_s: float | None,
+        total_s: float,
+        attempts: int,
+        error_code: str | None,
+        request_id: bytes,
+        ended: float,
+        queue_s: float | None,
+        at: float | None,
+        degraded: bool = False,
+        scopes: tuple[int | None, ...] = (None, None, None),
+        upstream_id: str | None = None,
+        tried: list[Any] | None = None,
+    ) -> None:
+        self.row_id = row_id  # a UUID as a number
+        self.key_id = key_id  # None: refused before it was known; it is for the access log
+        self.model_asked = model_asked
+        self.model = model
+        self.replica_id = replica_id
+        self.endpoint = endpoint
+        self.status = status  # ok, error, client_closed, partial
+        self.http_status = http_status
+        self.stream = stream
+        self.tokens = tokens
+        self.ttft_s = ttft_s
+        self.total_s = total_s
+        self.attempts = attempts
+        self.error_code = error_code
+        self.request_id = request_id
+        self.ended = ended  # monotonic
+        self.queue_s = queue_s
+        self.at = at  # unix seconds of the database's clock; fixed, so a repeat is the same row
+        self.degraded = degraded  # what was known could not all be kept
+        self.scopes = scopes  # org, team and user when it began
+        self.upstream_id = upstream_id  # what the engine called its answer
+        self.tried = tried  # [replica, model, why, ms] of attempts that failed
 
     def as_values(self) -> tuple[Any, ...]:
         """The row as `usage_flush` takes it.
 
         Values without names: a dictionary costs six times as much.
         """
-        (  # by name, one by one, it would take twice as long
-            number, key, asked, model, replica, endpoint, status, http_status, stream,
-            (prompt, completion, cached, reasoning, estimated), ttft_s, total_s, attempts, code,
-            request_id, _, queue_s, at, degraded, scopes, upstream_id, tried,
-        ) = self  # fmt: skip
+        tokens = self.tokens
         return (
-            f"{number:032x}", at, key, asked, model, replica, endpoint, status, http_status, code,
-            stream, prompt, cached, completion, _ms(ttft_s), _ms(total_s), attempts,
-            request_id.decode(), reasoning, estimated, _ms(queue_s), degraded, *scopes,
-            upstream_id, tried,
+            f"{self.row_id:032x}", self.at, self.key_id, self.model_asked, self.model,
+            self.replica_id, self.endpoint, self.status, self.http_status, self.error_code,
+            self.stream, tokens.prompt, tokens.cached, tokens.completion, _ms(self.ttft_s),
+            _ms(self.total_s), self.attempts, self.request_id.decode(), tokens.reasoning,
+            tokens.estimated, _ms(self.queue_s), self.degraded, *self.scopes, self.upstream_id,
+            self.tried,
         )  # fmt: skip
 
     def rendered(self) -> bytes | None:
@@ -75,9 +105,14 @@ class UsageRow(NamedTuple):
 
     def cleaned(self) -> UsageRow:
         """The same row of values that can be rendered, marked as degraded (case B20)."""
-        values = {name: _clean(value) for name, value in self._asdict().items()}
-        tokens = type(self.tokens)(*map(_clean, self.tokens))
-        return UsageRow(**{**values, "id": self.id, "tokens": tokens, "degraded": True})
+        return UsageRow(
+            self.row_id, _clean(self.key_id), _clean(self.model_asked), _clean(self.model),
+            _clean(self.replica_id), _clean(self.endpoint), _clean(self.status),
+            _clean(self.http_status), self.stream, Tokens(*map(_clean, self.tokens.as_values())),
+            self.ttft_s, self.total_s, _clean(self.attempts), _clean(self.error_code),
+            _clean(self.request_id), self.ended, self.queue_s, self.at, True, self.scopes,
+            _clean(self.upstream_id), None,
+        )  # fmt: skip
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -147,7 +182,8 @@ class UsageLog:
         seconds plus `clock_offset`)."""
         while self.undated:
             row = self.undated.popleft()
-            self.add(row._replace(at=row.ended + clock_offset))
+            row.at = row.ended + clock_offset
+            self.add(row)
 
     def oldest_age_s(self, clock_offset: float | None) -> float | None:
         """Of the oldest row that waits; the offset as in `date`."""

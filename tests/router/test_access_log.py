@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from controller.router.access_line import line
-from controller.router.access_log import LINES, AccessLog, Sink, parts
+from controller.router.access_line import LINES, Lines, line
+from controller.router.access_log import Sink, parts
 from controller.router.config import Timeouts
 from controller.router.stats import Stats
 from controller.router.tokens import Tokens
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from tests.router.conftest import House
 
 
-ROW = UsageRow(
-    1, "k", "m", "m", None, "chat.completions", "ok", 200, False, Tokens(7, 2), None, 0.00123, 1,
-    None, b"r-1", 10.0, None, None,
-)  # fmt: skip
+def row(code: str | None = None) -> UsageRow:
+    return UsageRow(
+        1, "k", "m", "m", None, "chat", "ok", 200, False, Tokens(7, 2), None, 0.00123, 1, code,
+        b"r-1", 10.0, None, None,
+    )  # fmt: skip
 
 
 def told(path: Path) -> list[dict[str, Any]]:
@@ -130,7 +131,7 @@ async def test_a_sample_tells_a_share_and_every_failure(house: House, tmp_path: 
         assert (await house.ask()).status == 200
         assert (await house.ask(model="nope")).status == 404
     assert [row["status"] for row in await lines(path, 3)] == [404, 404, 404]
-    half = AccessLog(str(path), 0.5, Random(1), Stats())
+    half = Lines(0.5, Random(1), Stats())
     assert 400 < sum(half.wants("ok") for _ in range(1000)) < 600
     assert all(half.wants(outcome) for outcome in ("error", "partial", "client_closed"))
 
@@ -158,17 +159,19 @@ def test_what_cannot_be_written_is_counted_and_raises_nothing(tmp_path: Path) ->
     assert sink.write([b"c\n"]) == 0
 
 
-def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
+def test_a_full_queue_drops_and_counts() -> None:
     stats = Stats()
-    log = AccessLog(str(tmp_path / "log"), 1.0, Random(1), stats)
+    lines = Lines(1.0, Random(1), stats)
     for _ in range(LINES + 7):
-        log.add((ROW, "e1", "127.0.0.1:1", 5), 0)
+        lines.add((row(), "e1", "127.0.0.1:1", 5), 0)
+    assert len(lines.take()) == LINES
     assert stats.counts == {"access_log_lines_lost": 7}
 
 
 def test_B20_what_can_be_no_json_is_told_without_it() -> None:
-    row = ROW._replace(error_code="half \ud800 of a letter", endpoint="chat")
-    told = json.loads(line((row, "e1", "127.0.0.1:1", 5), 9, 1764489600.123))
+    told = json.loads(
+        line((row("half \ud800 of a letter"), "e1", "127.0.0.1:1", 5), 9, 1764489600.123)
+    )
     assert told["error_code"] == "half ? of a letter"
     assert (told["time"], told["total_ms"]) == ("2025-11-30T08:00:00.123000Z", 1.2)
 

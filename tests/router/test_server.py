@@ -15,9 +15,8 @@ import trio
 from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts
 from controller.router.errors import BAD_KEY
 from controller.router.server import run_router, supervise
-from controller.router.usage_writer import UsageWriter
 from tests.router.conftest import House
-from tests.router.wire import PATIENCE_S, Wire, until
+from tests.router.wire import Wire, until
 from tests.usage_columns import named
 
 if TYPE_CHECKING:
@@ -359,26 +358,3 @@ async def test_a_failing_loop_is_restarted_with_growing_pauses(autojump_clock: A
     pauses = [b - a for a, b in itertools.pairwise(began)]
     assert pauses == sorted(pauses)
     assert 4 <= len(began) <= 8
-
-
-async def test_rows_that_come_while_others_are_written_wait_for_the_next_second(
-    house: House,
-) -> None:
-    """One row at a time else kept a router writing without a pause, at every load."""
-    await house.start()
-    await house.ask()
-    core = house.core
-    await until(lambda: len(core.usage) == 1)
-    (row,) = core.usage.undated
-
-    class Busy:
-        async def fetchval(self, *_: Any) -> dict[str, int]:
-            await trio.lowlevel.checkpoint()
-            core.usage.add(row._replace(id=row.id + len(core.usage), at=1000.0))
-            return {"written": 1, "unpriced": 0}
-
-    core.keys.set_clock(1000.0)
-    writer = UsageWriter(core, Busy(), {"usage_flush": ""})
-    with trio.fail_after(PATIENCE_S):
-        assert await writer.flush() == 1
-    assert len(core.usage) == 1

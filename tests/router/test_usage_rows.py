@@ -24,7 +24,7 @@ from sql import queries
 from tests.router.test_database import look, prepare
 from tests.router.test_server import QUERIES, Shelf
 from tests.router.test_spool import OWNER, SIZE
-from tests.router.wire import Wire, until
+from tests.router.wire import PATIENCE_S, Wire, until
 from tests.usage_columns import named
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ LONG = "x\x00'\"; drop" + "y" * 4096
 
 def made(number: int, **more: Any) -> UsageRow:
     told = {
-        "id": number, "key_id": "k", "model_asked": "m", "model": "m", "replica_id": None,
+        "row_id": number, "key_id": "k", "model_asked": "m", "model": "m", "replica_id": None,
         "endpoint": "chat.completions", "status": "ok", "http_status": 200, "stream": False,
         "tokens": Tokens(7, 3), "ttft_s": None, "total_s": 0.5, "attempts": 1, "error_code": None,
         "request_id": b"r", "ended": 10.0, "queue_s": 0.0, "at": 1000.0 + number,
@@ -399,3 +399,25 @@ async def test_rows_that_wait_at_the_end_are_on_disk_for_the_next_router(
     await until(lambda: len(list(tmp_path.glob("*.spool"))) == 1)  # its own
     assert running.core.snapshot()["spool_rows"] == 0
     running.stop()
+
+
+async def test_rows_that_come_while_others_are_written_wait_for_the_next_second(
+    house: House,
+) -> None:
+    """One row at a time else kept a router writing without a pause, at every load."""
+    await house.start()
+    await house.ask()
+    core = house.core
+    await until(lambda: len(core.usage) == 1)
+
+    class Busy:
+        async def fetchval(self, *_: Any) -> dict[str, int]:
+            await trio.lowlevel.checkpoint()
+            core.usage.add(made(len(core.usage)))
+            return {"written": 1, "unpriced": 0}
+
+    core.keys.set_clock(1000.0)
+    writer = UsageWriter(core, Busy(), {"usage_flush": ""})
+    with trio.fail_after(PATIENCE_S):
+        assert await writer.flush() == 1
+    assert len(core.usage) == 1
