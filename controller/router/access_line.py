@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Entry = tuple[UsageRow, str | None, str, int]  # row, replica, client's address, bytes in
 
 LINES = 20_000
-_FORMAT = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
+MICROS = 1_000_000
 
 
 class Lines:
@@ -32,6 +32,8 @@ class Lines:
         self._random = random
         self._stats = stats
         self._waiting: list[bytes] = []
+        self._second = -1  # of the last line's time, in unix time
+        self._date = ""  # the same for people
 
     def wants(self, outcome: str) -> bool:
         """Whether a request that ended so is told: all that failed, a share of the rest."""
@@ -44,7 +46,15 @@ class Lines:
         else:
             row = entry[0]
             at = row.ended + _offset() if row.at is None else row.at
-            self._waiting.append(line(entry, sent, at))
+            self._waiting.append(line(entry, sent, self._time(at)))
+
+    def _time(self, at: float) -> str:
+        """Of unix seconds, in UTC: the date is worked out once a second."""
+        micros = int(at * MICROS + 0.5)
+        second = micros // MICROS
+        if second != self._second:
+            self._second, self._date = second, datetime.fromtimestamp(second, UTC).isoformat()[:19]
+        return f"{self._date}.{str(MICROS + micros % MICROS)[1:]}Z"
 
     def take(self) -> list[bytes]:
         """All that wait, oldest first."""
@@ -62,21 +72,21 @@ def _offset() -> float:
     return time.clock_gettime(time.CLOCK_REALTIME) - time.monotonic()
 
 
-def line(entry: Entry, sent: int, at: float) -> bytes:
-    """One line. `at`: when it ended, in unix seconds; `sent`: bytes of the answer."""
+def line(entry: Entry, sent: int, ended: str) -> bytes:
+    """One line. `ended`: when; `sent`: bytes of the answer."""
     row, replica, client, received = entry
     try:
-        return _line(row, replica, client, received, sent, at)
+        return _line(row, replica, client, received, sent, ended)
     except (TypeError, ValueError):  # something of it can be no JSON (case B20)
-        return _line(row.cleaned(), replica, client, received, sent, at)
+        return _line(row.cleaned(), replica, client, received, sent, ended)
 
 
 def _line(
-    row: UsageRow, replica: str | None, client: str, received: int, sent: int, at: float
+    row: UsageRow, replica: str | None, client: str, received: int, sent: int, ended: str
 ) -> bytes:
     tokens, ttft_s, queue_s = row.tokens, row.ttft_s, row.queue_s
     document = {
-        "time": datetime.fromtimestamp(at, UTC),
+        "time": ended,
         "request_id": row.request_id.decode("latin-1"),
         "key": row.key_id,
         "client": client,
@@ -99,7 +109,7 @@ def _line(
         "bytes_in": received,
         "bytes_out": sent,
     }
-    return orjson.dumps(document, option=_FORMAT)
+    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _ms(seconds: float) -> float:

@@ -78,20 +78,20 @@ class Core:
         self.table_loaded_at: float | None = None  # monotonic
         self._nursery = nursery
 
-    def new_row_id(self) -> int:
-        """A random UUID (version 4) as a number; the standard library's costs ten times as much."""
-        return self._ids.getrandbits(128) & _UUID_MASK | _UUID_VERSION
+    def new_row_id(self) -> str:
+        """A random UUID (version 4) in hex; the standard library's costs ten times as much."""
+        return f"{self._ids.getrandbits(128) & _UUID_MASK | _UUID_VERSION:032x}"
 
     def spread(self, seconds: float) -> int:
         """That much or up to half more, in whole seconds from 1: who is refused with others does
         not come back with them."""
         return max(1, math.ceil(seconds * (1 + self._ids.random() / 2)))
 
-    def request_id(self, asked: bytes, row_id: int) -> bytes:
+    def request_id(self, asked: bytes, row_id: str) -> bytes:
         """The client's own id when it is harmless, else one made of the row's."""
         if asked and _REQUEST_ID.fullmatch(asked):
             return asked
-        return b"req-%032x" % row_id
+        return b"req-" + row_id.encode()
 
     def ask_key(self, digest: bytes, then: Callable[[ApiError | None], None]) -> None:
         """Look up a key that is not known here (`Keys.find`); `then`: the error, or None."""

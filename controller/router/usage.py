@@ -34,7 +34,7 @@ class UsageRow:
 
     def __init__(
         self,
-        row_id: int,
+        row_id: str,
         key_id: str | None,
         model_asked: str | None,
         model: str | None,
@@ -57,7 +57,7 @@ class UsageRow:
         upstream_id: str | None = None,
         tried: list[Any] | None = None,
     ) -> None:
-        self.row_id = row_id  # a UUID as a number
+        self.row_id = row_id  # a UUID in hex
         self.key_id = key_id  # None: refused before it was known; it is for the access log
         self.model_asked = model_asked
         self.model = model
@@ -87,7 +87,7 @@ class UsageRow:
         """
         tokens = self.tokens
         return (
-            f"{self.row_id:032x}", self.at, self.key_id, self.model_asked, self.model,
+            self.row_id, self.at, self.key_id, self.model_asked, self.model,
             self.replica_id, self.endpoint, self.status, self.http_status, self.error_code,
             self.stream, tokens.prompt, tokens.cached, tokens.completion, _ms(self.ttft_s),
             _ms(self.total_s), self.attempts, self.request_id.decode(), tokens.reasoning,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import floats, lists
 
-from controller.router.access_line import LINES, Lines, line
+from controller.router.access_line import LINES, Lines
 from controller.router.access_log import Sink, parts
 from controller.router.config import Timeouts
 from controller.router.stats import Stats
@@ -23,10 +26,10 @@ if TYPE_CHECKING:
     from tests.router.conftest import House
 
 
-def row(code: str | None = None) -> UsageRow:
+def row(code: str | None = None, at: float | None = None) -> UsageRow:
     return UsageRow(
-        1, "k", "m", "m", None, "chat", "ok", 200, False, Tokens(7, 2), None, 0.00123, 1, code,
-        b"r-1", 10.0, None, None,
+        "1", "k", "m", "m", None, "chat", "ok", 200, False, Tokens(7, 2), None, 0.00123, 1, code,
+        b"r-1", 10.0, None, at,
     )  # fmt: skip
 
 
@@ -168,12 +171,25 @@ def test_a_full_queue_drops_and_counts() -> None:
     assert stats.counts == {"access_log_lines_lost": 7}
 
 
+def rendered(*rows: UsageRow) -> list[dict[str, Any]]:
+    lines = Lines(1.0, Random(1), Stats())
+    for each in rows:
+        lines.add((each, "e1", "127.0.0.1:1", 5), 9)
+    return [json.loads(text) for text in lines.take()]
+
+
 def test_B20_what_can_be_no_json_is_told_without_it() -> None:
-    told = json.loads(
-        line((row("half \ud800 of a letter"), "e1", "127.0.0.1:1", 5), 9, 1764489600.123)
-    )
+    (told,) = rendered(row("half \ud800 of a letter", 1764489600.123))
     assert told["error_code"] == "half ? of a letter"
     assert (told["time"], told["total_ms"]) == ("2025-11-30T08:00:00.123000Z", 1.2)
+
+
+@given(times=lists(floats(0, 4e9), max_size=5))
+def test_times_are_those_of_a_calendar_to_the_microsecond(times: list[float]) -> None:
+    told = [datetime.fromisoformat(each["time"]) for each in rendered(*(row(at=t) for t in times))]
+    for at, t in zip(told, times, strict=True):
+        assert abs(at.timestamp() - t) < 2e-6
+    assert {at.tzinfo for at in told} <= {UTC}
 
 
 @pytest.mark.parametrize("most", [1, 10, 4096])

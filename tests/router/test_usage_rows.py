@@ -40,8 +40,9 @@ LONG = "x\x00'\"; drop" + "y" * 4096
 
 def made(number: int, **more: Any) -> UsageRow:
     told = {
-        "row_id": number, "key_id": "k", "model_asked": "m", "model": "m", "replica_id": None,
-        "endpoint": "chat.completions", "status": "ok", "http_status": 200, "stream": False,
+        "row_id": f"{number:032x}", "key_id": "k", "model_asked": "m", "model": "m",
+        "replica_id": None, "endpoint": "chat.completions", "status": "ok", "http_status": 200,
+        "stream": False,
         "tokens": Tokens(7, 3), "ttft_s": None, "total_s": 0.5, "attempts": 1, "error_code": None,
         "request_id": b"r", "ended": 10.0, "queue_s": 0.0, "at": 1000.0 + number,
     }  # fmt: skip
