@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     Entry = tuple[UsageRow, str | None, str, int]  # row, replica, client's address, bytes in
 
-LINES = 20_000
-MICROS = 1_000_000
+LINES: Final = 20_000
+MICROS: Final = 1_000_000
 
 
 class Lines:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.router import errors
 from controller.router.fairqueue import FairQueue
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 INTERACTIVE, BATCH = ("interactive", 9.0), ("batch", 1.0)
 """Classes and their weights: while both wait, one turn in ten is a batch request's."""
-KINDS = {b"": INTERACTIVE, b"interactive": INTERACTIVE, b"batch": BATCH}
+KINDS: Final = {b"": INTERACTIVE, b"interactive": INTERACTIVE, b"batch": BATCH}
 """By the value of X-Llmgw-Priority."""
-AGAIN_S = 5.0
+AGAIN_S: Final = 5.0
 """When to come back, as long as nobody knows how fast the queue drains."""
-AWAY_S = 1.0
+AWAY_S: Final = 1.0
 """When no replica is asked for longer than this, none is only busy."""
-AGAIN_MAX_S = 60.0
+AGAIN_MAX_S: Final = 60.0
 """Official SDKs do not obey a longer Retry-After."""
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-MOST_MARKS = 32
+MOST_MARKS: Final = 32
 """Of a router whose rows wait for long; the oldest and newest matter."""
-FRESH_S = 0.1
+FRESH_S: Final = 0.1
 """So long a refusal needs no other question: a flood of requests is no flood of calls."""
-CALM_S = 1.0
+CALM_S: Final = 1.0
 """After a refusal others are not waited for again so long: a flood waits for a part of the time."""
 PACE_S, PACE_KEPT = 0.5, 0.9
 """How often the pace is reckoned, and what is left of it each time when less is taken."""
@@ -33,10 +33,10 @@ class Kind(StrEnum):
     SLOTS = "slots"  # requests at the same time
 
 
-BY_MINUTE = frozenset((Kind.REQUESTS, Kind.TOKENS))
+BY_MINUTE: Final = frozenset((Kind.REQUESTS, Kind.TOKENS))
 
 
-GRACE_S = {Kind.MONEY: 1.2, Kind.TOKENS: 0.3, Kind.SLOTS: 0.3, Kind.REQUESTS: 0.0}
+GRACE_S: Final = {Kind.MONEY: 1.2, Kind.TOKENS: 0.3, Kind.SLOTS: 0.3, Kind.REQUESTS: 0.0}
 """So long others may take to tell of requests that just ended, before one is refused what these
 held: what is more than they may keep is told within a tenth of a second, the rest of a budget each
 second. A request that was sent stays counted."""

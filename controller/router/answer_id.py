@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
-SEARCHED_BYTES = 512
-LONGEST = 128
-_USUAL = b'{"id":"'
-_ID = re.compile(rb'"id"\s*:\s*"([^"]{0,128})')
+SEARCHED_BYTES: Final = 512
+LONGEST: Final = 128
+_USUAL: Final = b'{"id":"'
+_ID: Final = re.compile(rb'"id"\s*:\s*"([^"]{0,128})')
 
 
 def answer_id(beginning: bytes) -> str | None:

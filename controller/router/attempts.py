@@ -8,7 +8,7 @@ model can answer, its fallbacks are asked (`fallbacks.py`).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from controller.router import errors, fallbacks
 from controller.router.body import rewritten, too_deep
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from controller.router.pool import Pool, Target
     from controller.router.waiters import Waiters
 
-LOOK_AGAIN_S = 0.1  # while a replica's probe is out
-MAX_CONNECT_FAILURES = 10
-NO_ANSWER = "no_answer"  # a 200 with nothing in it, or with what nobody can read
-ENDED_BADLY = {ERROR_EVENT: "error_event", UPSTREAM_FAILED: NO_ANSWER}
+LOOK_AGAIN_S: Final = 0.1  # while a replica's probe is out
+MAX_CONNECT_FAILURES: Final = 10
+NO_ANSWER: Final = "no_answer"  # a 200 with nothing in it, or with what nobody can read
+ENDED_BADLY: Final = {ERROR_EVENT: "error_event", UPSTREAM_FAILED: NO_ANSWER}
 """Why an attempt failed whose answer the client saw in part, by the code of its row."""
 
 

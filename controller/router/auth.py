@@ -10,7 +10,7 @@ import ipaddress
 import time
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.router.errors import BAD_KEY, ApiError
 from controller.router.keycache import KeyCache
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from controller.router.config import StaticKey
     from controller.router.table import Model
 
-MAX_KEY_BYTES = 512  # longer ones cannot be ours; hashing them would only burn time
+MAX_KEY_BYTES: Final = 512  # longer ones cannot be ours; hashing them would only burn time
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -65,7 +65,7 @@ class Key:
         return any(peer in network for network in self.networks)
 
 
-ANYONE = Key("open")
+ANYONE: Final = Key("open")
 
 
 class Keys:

@@ -8,7 +8,7 @@ four bytes beyond the JSON around it. Nothing is made up for an engine that fail
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from controller.router.tokens import UNKNOWN, Tokens, find_usage
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from controller.router.body import Asked
     from controller.router.routes import Route
 
-BYTES_PER_TOKEN = 4
-ENVELOPE_BYTES = 300
+BYTES_PER_TOKEN: Final = 4
+ENVELOPE_BYTES: Final = 300
 """About so many bytes of a plain answer are not its text."""
-MOST_MEDIA = 64
+MOST_MEDIA: Final = 64
 """So many pieces of base64 are left out of a prompt."""
-_MEDIA = b'"data:', b'"data":"', b'"data": "'
-_MAY_BE_MEDIA = b'"data'
+_MEDIA: Final = b'"data:', b'"data":"', b'"data": "'
+_MAY_BE_MEDIA: Final = b'"data'
 
 
 class Answer(Protocol):

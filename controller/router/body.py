@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import zstandard
@@ -19,18 +19,18 @@ from controller.router.multipart import find_fields
 from controller.router.names import rename
 from controller.router.unzip import MOST_MEMBERS, decompressor
 
-CODINGS = frozenset((b"gzip", b"x-gzip", b"zstd", b"deflate"))
-MOST_DEPTH = 254
+CODINGS: Final = frozenset((b"gzip", b"x-gzip", b"zstd", b"deflate"))
+MOST_DEPTH: Final = 254
 """So deep orjson writes a document (it reads 1024); real requests stay below 20."""
-LONG_BYTES = 2**20
-MOST_MARKS = 1_000_000
+LONG_BYTES: Final = 2**20
+MOST_MARKS: Final = 1_000_000
 """A longer document may have so many commas and opening brackets: 32 MiB of nothing but `[],` took
 a second of every client's time and 1 GB. Twenty megabytes of plain text have fewer."""
-_READ = re.compile(rb'"(?:model|stream)"')
-_ASK_USAGE = b',"stream_options":{"include_usage":true}'
-_TOO_MANY = f"The request body has more than {MOST_MARKS} commas and brackets: send several."
-_WANTED = frozenset((b"model", b"stream"))
-_TRUE = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic reads a form
+_READ: Final = re.compile(rb'"(?:model|stream)"')
+_ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
+_TOO_MANY: Final = f"The request body has more than {MOST_MARKS} commas and brackets: send several."
+_WANTED: Final = frozenset((b"model", b"stream"))
+_TRUE: Final = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic reads a form
 
 
 class Asked:

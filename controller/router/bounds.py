@@ -7,7 +7,7 @@ here but in its `Allowance`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from controller.router.allowance import Allowance, Kind
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from controller.router.auth import Key
 
-MOST_PLANS = 50_000
+MOST_PLANS: Final = 50_000
 """Keys whose bounds were looked up; then all are looked up anew."""
-WINDOWS = {
+WINDOWS: Final = {
     "requests_per_min": Kind.REQUESTS,
     "tokens_per_min": Kind.TOKENS,
     "parallel": Kind.SLOTS,

@@ -8,7 +8,7 @@ than the others (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from controller.router.affinity import Ring
 from controller.router.scoring import BALANCED, Profile, Seat
@@ -16,11 +16,11 @@ from controller.router.scoring import BALANCED, Profile, Seat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BOUND = 1.25  # times its fair share of what runs: more, and the next in rank is asked
-AT_EASE = 8
+BOUND: Final = 1.25  # times its fair share of what runs: more, and the next in rank is asked
+AT_EASE: Final = 8
 """So many at once never are too many, unless its depth is under twice that."""
 
-MOST_REPEATS = 64
+MOST_REPEATS: Final = 64
 
 
 class Want(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.router.checking import admit
 from controller.router.connection import Connection
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from controller.router.core import Core
     from controller.router.http1 import Request
 
-MOST_IN_TURN = 16
+MOST_IN_TURN: Final = 16
 """A client may send thousands of small requests in one piece: so many are begun in one turn, else
 they held up everybody for 30 ms, with a key or without one."""
-_JSON = (b"content-type", b"application/json")
+_JSON: Final = (b"content-type", b"application/json")
 
 
 class ClientConnection(Connection):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.router.deadlines import NEVER, Timed
 from controller.router.reactor import GONE, IN, OUT, RDHUP
@@ -16,8 +16,8 @@ from controller.router.reactor import GONE, IN, OUT, RDHUP
 if TYPE_CHECKING:
     from controller.router.reactor import Reactor
 
-RECEIVE_BYTES = 65536
-FIRST_BYTES = 8192
+RECEIVE_BYTES: Final = 65536
+FIRST_BYTES: Final = 8192
 """Until more than that came at once, so much is asked for: making room for 64 KiB takes longer
 than receiving what is usual."""
 

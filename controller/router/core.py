@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-COMPILED = not __file__.endswith(".py")  # by ops/compile
+COMPILED: Final = not __file__.endswith(".py")  # by ops/compile
 
-_UUID_MASK = ~((0xF000 << 64) | (0xC000 << 48))
-_UUID_VERSION = (4 << 76) | (0x8000 << 48)
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
+_UUID_MASK: Final = ~((0xF000 << 64) | (0xC000 << 48))
+_UUID_VERSION: Final = (4 << 76) | (0x8000 << 48)
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 
 
 class Core:

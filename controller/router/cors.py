@@ -7,15 +7,15 @@ headers are not passed on: whether pages may call is decided here.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from controller.router.http1 import Headers, Request
 
-ANY = "*"
-_KEPT_S = b"600"  # how long a browser may remember a preflight; some cap it at that
-_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")
-_USUAL = b"authorization, content-type, x-api-key"
+ANY: Final = "*"
+_KEPT_S: Final = b"600"  # how long a browser may remember a preflight; some cap it at that
+_NAMES: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")
+_USUAL: Final = b"authorization, content-type, x-api-key"
 
 
 def answer_headers(origins: frozenset[str], origin: bytes) -> tuple[tuple[bytes, bytes], ...]:
@@ -31,7 +31,7 @@ def answer_headers(origins: frozenset[str], origin: bytes) -> tuple[tuple[bytes,
     )
 
 
-_FOR_ANY = ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", b"*"))
+_FOR_ANY: Final = ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", b"*"))
 
 
 def preflight_headers(request: Request, methods: str) -> Headers:

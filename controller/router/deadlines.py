@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Final
 
-NEVER = math.inf
+NEVER: Final = math.inf
 
 
 class Timed(ABC):

@@ -7,7 +7,7 @@ until an engine's head came, and again when another attempt takes over.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.router.early import HEAD, EarlyRelay, open_late
 from controller.router.plain import open_relay
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from controller.router.relay import Head, Wish
     from controller.router.upstream import UpstreamConnection
 
-ALIVE = "keep-alive"
+ALIVE: Final = "keep-alive"
 
 
 class Delivery:

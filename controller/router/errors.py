@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,15 @@ def _unavailable(code: str, message: str, retry_after_s: int) -> ApiError:
     return ApiError(503, "server_error", code, message, retry_after_s=retry_after_s)
 
 
-BUSY_S = 1
+BUSY_S: Final = 1
 """Come back after so long, when a busy engine does not say it (queues move within a second)."""
-_TOO_SLOW_S = 5
-ENGINE_REFUSED_KEY = "engine_refused_key"
-UPSTREAM_FAILED = "upstream_failed"
+_TOO_SLOW_S: Final = 5
+ENGINE_REFUSED_KEY: Final = "engine_refused_key"
+UPSTREAM_FAILED: Final = "upstream_failed"
 """The code of a request whose engine failed on it."""
 
 # One body for unknown, malformed, revoked and expired keys, so that none can be told from another.
-BAD_KEY = ApiError(
+BAD_KEY: Final = ApiError(
     401,
     "invalid_request_error",
     "invalid_api_key",
@@ -60,14 +61,14 @@ BAD_KEY = ApiError(
 )
 
 
-AUTH_UNAVAILABLE = _unavailable(
+AUTH_UNAVAILABLE: Final = _unavailable(
     "auth_unavailable",
     "Whether this key is valid cannot be looked up now. Nothing is wrong with the request: try "
     "again in a few seconds.",
     retry_after_s=2,
 )
 
-KEY_REVOKED = ApiError(
+KEY_REVOKED: Final = ApiError(
     401, "invalid_request_error", "key_revoked", "The API key was revoked while this was answered."
 )
 

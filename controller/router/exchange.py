@@ -7,7 +7,7 @@ was sent to the client is `delivery.py`, where the request was sent is `attempts
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from controller.router.routes import Route
     from controller.router.upstream import Failure
 
-CLIENT_CLOSED = 499  # nginx's number for "the client left before an answer"
+CLIENT_CLOSED: Final = 499  # nginx's number for "the client left before an answer"
 
 
 class Exchange(Intake):

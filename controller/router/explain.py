@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from controller.router.attempts import Attempts
 
-_UNSAFE = re.compile(rb"[\x00-\x1f\x7f]")
+_UNSAFE: Final = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 def headers(attempts: Attempts) -> tuple[tuple[bytes, bytes], ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from controller.router.breaker import Phase
 from controller.router.choose import Group, Want, choose
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from controller.router.reactor import Reactor
     from controller.router.table import Endpoint, Replica
 
-USUAL = Want()
+USUAL: Final = Want()
 
 
 class Fleet:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from controller.router.http1 import Request
 
 # Hop-by-hop headers, what we set ourselves, and credentials: an engine sees no key (case A28).
-NOT_FORWARDED = frozenset((
+NOT_FORWARDED: Final = frozenset((
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings",
     b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect",
     b"x-request-id", b"authorization", b"cookie", b"x-api-key", b"api-key",
     b"openai-organization", b"openai-project", b"origin",
 ))  # fmt: skip
-_PLAIN_CONNECTION = frozenset((b"", b"keep-alive", b"close"))
+_PLAIN_CONNECTION: Final = frozenset((b"", b"keep-alive", b"close"))
 
 
 class Destination(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.router.errors import ApiError, invalid
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from controller.router.http1 import Request
 
-SLASH = ord("/")
-_ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
+SLASH: Final = ord("/")
+_ABSOLUTE: Final = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
 
 
 def flaw(request: Request) -> ApiError | None:

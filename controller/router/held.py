@@ -6,14 +6,15 @@ Another replica may take the request over; else the client gets these very bytes
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from controller.router.errors import BUSY_S
 from controller.router.relay import Head
 from controller.router.verdict import BUSY, judge
 
-HELD_BYTES = 65_536
+HELD_BYTES: Final = 65_536
 """An error is a few hundred bytes; what is longer is passed on as it comes."""
-LONGEST_S = 86_400
+LONGEST_S: Final = 86_400
 
 
 class Held:

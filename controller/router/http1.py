@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import httptools
 
@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
     from controller.router.config import Limits
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-LAST_CHUNK = b"0\r\n\r\n"
-_STATUS_LINES = {s.value: b"HTTP/1.1 %d %b" % (s.value, s.phrase.encode()) for s in HTTPStatus}
-_TOLD_FIRST = frozenset((b"x-request-id", b"origin"))  # of an unfinished head, for its refusal
-_UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings", b"connection"))
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+_STATUS_LINES: Final = {
+    s.value: b"HTTP/1.1 %d %b" % (s.value, s.phrase.encode()) for s in HTTPStatus
+}
+_TOLD_FIRST: Final = frozenset(
+    (b"x-request-id", b"origin")
+)  # of an unfinished head, for its refusal
+_UPGRADE_HEADERS: Final = frozenset((b"upgrade", b"http2-settings", b"connection"))
 
 Headers = list[tuple[bytes, bytes]]  # names in lower case
 

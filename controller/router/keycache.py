@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from controller.router.auth import Key
 
-MOST_KEYS = 200_000
-MOST_UNKNOWN = 20_000
-UNKNOWN_S = 2.0
+MOST_KEYS: Final = 200_000
+MOST_UNKNOWN: Final = 20_000
+UNKNOWN_S: Final = 2.0
 
 
 class KeyCache:

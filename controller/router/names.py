@@ -7,15 +7,16 @@ name passes byte for byte: written again, a number beyond 64 bits would come out
 from __future__ import annotations
 
 import re
+from typing import Final
 
-LONG = 65_536
+LONG: Final = 65_536
 """A longer text with one `model` only is not looked through: 10 ms for a megabyte."""
-MOST_STEPS = 10_000
+MOST_STEPS: Final = 10_000
 """So many strings and brackets are looked at before an answer's own name: 2 ms at most."""
-_KEY = b'"model"'
-_NAMED = re.compile(rb'"model"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
-_STEP = re.compile(rb'[{}\[\]]|"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)
-_HOLDERS = frozenset((b'"message"', b'"response"'))  # what an event tells of, with its model
+_KEY: Final = b'"model"'
+_NAMED: Final = re.compile(rb'"model"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_STEP: Final = re.compile(rb'[{}\[\]]|"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)
+_HOLDERS: Final = frozenset((b'"message"', b'"response"'))  # what an event tells of, with its model
 
 
 def rename(body: bytes, name_json: bytes) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -146,10 +146,10 @@ class UnzippedStream(StreamRelay):
         return out
 
 
-_JSON = b"application/json"
-_CODED = b"transfer-encoding"
-_ABORT = b'"abort"'
-TAIL = 1024
+_JSON: Final = b"application/json"
+_CODED: Final = b"transfer-encoding"
+_ABORT: Final = b'"abort"'
+TAIL: Final = 1024
 """How an answer ended is told behind it, with its usage: so many bytes are looked at."""
 
 

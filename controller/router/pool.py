@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 Address = tuple[int, tuple[Any, ...]]  # family, socket address
-NO_DEPTH = 1 << 30
+NO_DEPTH: Final = 1 << 30
 """Depth of a replica that nobody bounds: never reached."""
-MOST_DEPTH = 1024  # deeper ones count as so deep when loads are compared
-_UNREACHABLE = frozenset((
+MOST_DEPTH: Final = 1024  # deeper ones count as so deep when loads are compared
+_UNREACHABLE: Final = frozenset((
     Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT, Cause.CLOSED_UNANSWERED,
 ))  # fmt: skip
 

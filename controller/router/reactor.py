@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 import trio
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-IN, OUT, RDHUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
-GONE = select.EPOLLHUP | select.EPOLLERR
-EVENTS_BETWEEN_TASKS = 256  # then other Trio tasks get a turn
-EVENTS_IN_TURN = 128  # more, and what the first of them sends would wait too long for the last
+IN: Final = select.EPOLLIN
+OUT: Final = select.EPOLLOUT
+RDHUP: Final = select.EPOLLRDHUP
+GONE: Final = select.EPOLLHUP | select.EPOLLERR
+EVENTS_BETWEEN_TASKS: Final = 256  # then other Trio tasks get a turn
+EVENTS_IN_TURN: Final = (
+    128  # more, and what the first of them sends would wait too long for the last
+)
 
 log = structlog.get_logger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from controller.router.tokens import Tokens
 
 
-NO_SCOPES = (None, None, None)
+NO_SCOPES: Final = (None, None, None)
 
 log = structlog.get_logger(__name__)
 

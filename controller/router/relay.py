@@ -7,7 +7,7 @@ HTTP status. `refusal` set means: nothing was sent, answer with this error inste
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from controller.router.blame import error_of
 from controller.router.errors import upstream_failed
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from controller.router.errors import ApiError
 
 # Connection-level headers of the engine end at us; the length and framing are ours.
-_NOT_RELAYED = frozenset((
+_NOT_RELAYED: Final = frozenset((
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id", b"request-id",
     b"set-cookie", b"access-control-allow-origin", b"access-control-allow-credentials",
@@ -30,13 +30,13 @@ _NOT_RELAYED = frozenset((
 ))  # fmt: skip
 
 
-_BODILESS = (204, 304)  # RFC 9110 8.6: no length either
-_CHUNKED = b"transfer-encoding: chunked"
-ERROR_EVENT = "upstream_error_event"
+_BODILESS: Final = (204, 304)  # RFC 9110 8.6: no length either
+_CHUNKED: Final = b"transfer-encoding: chunked"
+ERROR_EVENT: Final = "upstream_error_event"
 """The code of a stream in which the engine itself reported an error."""
-OPENING_BYTES = 16_384
+OPENING_BYTES: Final = 16_384
 """So much of the beginning of an answer is kept for the ids in it, however small its pieces are."""
-HELD_BYTES = 16_384
+HELD_BYTES: Final = 16_384
 """So much of comments before the first event is held back with the head."""
 
 

@@ -7,7 +7,7 @@ beyond is charged whole: a budget is passed by that much at most.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from controller.router.bill import prompt_tokens
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from controller.router.routes import Route
     from controller.router.tokens import Tokens
 
-MOST_TOKENS = 10**9
-MOST_COPIES = 10_000
-FREE_ROUTES = frozenset(("tokenize", "detokenize", "messages.count_tokens"))
+MOST_TOKENS: Final = 10**9
+MOST_COPIES: Final = 10_000
+FREE_ROUTES: Final = frozenset(("tokenize", "detokenize", "messages.count_tokens"))
 """No model runs for them: they cost nothing, as in `llmgw_core.cost_of`."""
-_LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_LENGTHS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class Price(NamedTuple):
@@ -35,7 +35,7 @@ class Price(NamedTuple):
     completion: int | None = None
 
 
-UNPRICED = Price()
+UNPRICED: Final = Price()
 
 
 class Need:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
 from controller.router.dialect import CHAT, MESSAGES, RESPONSES, TEXT, Dialect
@@ -25,8 +25,8 @@ class Kind(Enum):
     OPENAPI = "openapi"
 
 
-_READ = frozenset((b"GET", b"HEAD"))
-_POST = frozenset((b"POST",))
+_READ: Final = frozenset((b"GET", b"HEAD"))
+_POST: Final = frozenset((b"POST",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Route:
     path: bytes = b""  # what engines call it, when that is not what the client called
 
 
-_RERANK = Route("rerank", reads=True)
-_SCORE = Route("score", reads=True)
-_TOKENIZE = Route("tokenize", path=b"/tokenize")  # no engine has it under /v1
-_DETOKENIZE = Route("detokenize", path=b"/detokenize")
-_ROUTES = {
+_RERANK: Final = Route("rerank", reads=True)
+_SCORE: Final = Route("score", reads=True)
+_TOKENIZE: Final = Route("tokenize", path=b"/tokenize")  # no engine has it under /v1
+_DETOKENIZE: Final = Route("detokenize", path=b"/detokenize")
+_ROUTES: Final = {
     b"/v1/chat/completions": Route("chat.completions", asks_usage=True, reads=True, writes=True),
     b"/v1/completions": Route(
         "completions", dialect=TEXT, asks_usage=True, reads=True, writes=True
@@ -79,9 +79,9 @@ _ROUTES = {
     b"/readyz": Route("readyz", Kind.READY, _READ, needs_key=False),
     b"/openapi.json": Route("openapi", Kind.OPENAPI, _READ, needs_key=False),
 }
-_MODEL_PREFIX = b"/v1/models/"
-_MODELS_PREFIX = b"/v1/models"
-_MESSAGES_PREFIX = b"/v1/messages"
+_MODEL_PREFIX: Final = b"/v1/models/"
+_MODELS_PREFIX: Final = b"/v1/models"
+_MESSAGES_PREFIX: Final = b"/v1/messages"
 
 
 def paths() -> list[tuple[str, Route]]:

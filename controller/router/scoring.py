@@ -7,17 +7,17 @@ a small, a full, a light-weighted or a new replica look busier than it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KV_EASY = 0.8  # share of the key-value cache in use from which a replica is avoided
-KV_DRAG = 5.0  # so that a full cache doubles its load
-RAMP_S = 30.0
+KV_EASY: Final = 0.8  # share of the key-value cache in use from which a replica is avoided
+KV_DRAG: Final = 5.0  # so that a full cache doubles its load
+RAMP_S: Final = 30.0
 """A new replica is brought to its full share over so long: its caches are cold."""
-RAMP_FROM = 0.1
-SMOOTH = 0.2  # weight of the newest time to first byte in the average
+RAMP_FROM: Final = 0.1
+SMOOTH: Final = 0.2  # weight of the newest time to first byte in the average
 
 
 class Seat(Protocol):
@@ -55,10 +55,10 @@ def faster(a: Seat, b: Seat) -> bool:
     return here <= (b.in_flight + b.foreign + 1) * b.drag * b.first_byte_s
 
 
-BALANCED = Profile("balanced", less_loaded)
-LATENCY = Profile("latency", faster)
-CACHE = Profile("cache", less_loaded, near=True)
-PROFILES = {profile.name: profile for profile in (BALANCED, LATENCY, CACHE)}
+BALANCED: Final = Profile("balanced", less_loaded)
+LATENCY: Final = Profile("latency", faster)
+CACHE: Final = Profile("cache", less_loaded, near=True)
+PROFILES: Final = {profile.name: profile for profile in (BALANCED, LATENCY, CACHE)}
 
 
 def drag(depth: float, weight: float, kv: float | None, age_s: float) -> float:

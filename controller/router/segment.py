@@ -14,19 +14,19 @@ import os
 import struct
 import uuid
 import zlib
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_HEAD = struct.Struct("<8s16s16sQ")  # magic, router, database, acknowledged
-_MAGIC = b"llmgwSP1"
-_NEW = ".new"  # ends the name of a file that is being made
-_FIRST = 64  # where records begin
-_ACKNOWLEDGED = struct.Struct("<Q")
-_ACKNOWLEDGED_AT = _HEAD.size - _ACKNOWLEDGED.size
-_RECORD = struct.Struct("<4sII")  # mark, length, CRC-32 of the payload
-_MARK = b"\xffROW"  # 0xFF is in no UTF-8, so it is in no payload
+_HEAD: Final = struct.Struct("<8s16s16sQ")  # magic, router, database, acknowledged
+_MAGIC: Final = b"llmgwSP1"
+_NEW: Final = ".new"  # ends the name of a file that is being made
+_FIRST: Final = 64  # where records begin
+_ACKNOWLEDGED: Final = struct.Struct("<Q")
+_ACKNOWLEDGED_AT: Final = _HEAD.size - _ACKNOWLEDGED.size
+_RECORD: Final = struct.Struct("<4sII")  # mark, length, CRC-32 of the payload
+_MARK: Final = b"\xffROW"  # 0xFF is in no UTF-8, so it is in no payload
 
 
 class Owner(NamedTuple):

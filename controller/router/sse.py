@@ -8,7 +8,7 @@ model name restored, and a broken stream ended cleanly after the last whole even
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from controller.router.errors import ApiError
 
 # A line end is CRLF, LF, or a CR that no LF follows; two of them end an event.
-_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+_EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 """How vLLM ends what it runs when it is told to stop."""
-_EMPTY = re.compile(rb'"delta"\s*:\s*\{(?:\s*"content"\s*:\s*(?:""|null)\s*)?\}')
-_TIMINGS = re.compile(rb'"timings"\s*:\s*(\{[^{}]*\})')
-_USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
-_MARK = b"\xef\xbb\xbf"
+_EMPTY: Final = re.compile(rb'"delta"\s*:\s*\{(?:\s*"content"\s*:\s*(?:""|null)\s*)?\}')
+_TIMINGS: Final = re.compile(rb'"timings"\s*:\s*(\{[^{}]*\})')
+_USAGE_OBJECT: Final = re.compile(rb'"usage"\s*:\s*\{')
+_FINISHED: Final = re.compile(rb'"finish_reason"\s*:\s*"')
+_MARK: Final = b"\xef\xbb\xbf"
 """A byte order mark, which a stream may begin with: no part of its first line."""
-_OVERLAP = 3  # an event end is at most 4 bytes, so it can start 3 bytes before new data
+_OVERLAP: Final = 3  # an event end is at most 4 bytes, so it can start 3 bytes before new data
 
 
 class Scanner:

@@ -13,6 +13,7 @@ SETTLED    over: one usage row, counted once
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class State(IntEnum):
@@ -27,7 +28,7 @@ class State(IntEnum):
     SETTLED = 6
 
 
-MOVES = {
+MOVES: Final = {
     State.CHECKING: frozenset(
         (State.INFLATING, State.RESERVING, State.LOOKING_UP, State.WAITING, State.SETTLED)
     ),

@@ -8,13 +8,30 @@ request holds its model's counters (`ModelStats`), so counting is attributes, no
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from controller.router.tokens import Tokens
 
-DURATION_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-TOKEN_BOUNDS_S = (
+DURATION_BOUNDS_S: Final = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+    600,
+)
+TOKEN_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
     0.2, 0.3, 0.5, 1, 2.5,
 )  # fmt: skip
@@ -26,7 +43,7 @@ AT_ONCE, QUEUED, WOKEN = "at_once", "queued", "woken"
 start."""
 
 
-MOST_COUNTERS = 4096
+MOST_COUNTERS: Final = 4096
 """Of replicas, which come and go: the one that was counted least recently is forgotten."""
 
 Label = TypeVar("Label")

@@ -6,14 +6,14 @@ Unknown is None: an engine that reports nothing is never billed as zero.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-_NAME = b'"usage"'
-_OPENING = re.compile(rb'"usage"\s*:\s*\{')
-_MAY_OPEN = re.compile(rb'"usage"\s*(?::\s*(?:\{|\Z)|\Z)')
-_LONGEST = 8192  # a usage object with all details is under 1 KiB
+_NAME: Final = b'"usage"'
+_OPENING: Final = re.compile(rb'"usage"\s*:\s*\{')
+_MAY_OPEN: Final = re.compile(rb'"usage"\s*(?::\s*(?:\{|\Z)|\Z)')
+_LONGEST: Final = 8192  # a usage object with all details is under 1 KiB
 
 
 class Tokens:
@@ -54,10 +54,10 @@ class Tokens:
         return self.prompt is not None and self.completion is not None
 
 
-UNKNOWN = Tokens()
-MOST = 1_000_000_000
+UNKNOWN: Final = Tokens()
+MOST: Final = 1_000_000_000
 """No model takes or makes so many in one request: a larger number is nonsense, not a bill."""
-_USUAL = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
+_USUAL: Final = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
 """What most answers tell, and nothing else: read without looking for all other forms."""
 
 

@@ -11,7 +11,7 @@ import math
 import socket
 import time
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import httptools
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from controller.router.reactor import Reactor
 
 
-_NOT_HTTP = httptools.HttpParserError, httptools.HttpParserUpgrade  # a 101 is the latter
-MOST_FRAMING = 256 * 1024
+_NOT_HTTP: Final = httptools.HttpParserError, httptools.HttpParserUpgrade  # a 101 is the latter
+MOST_FRAMING: Final = 256 * 1024
 """Bytes of an answer in a row that are nothing of its body: heads, trailers, names of chunks. An
 engine that sends them for ever would fill the memory before any timeout."""
 
@@ -50,7 +50,7 @@ class Cause(Enum):
         return self in _TIMEOUTS
 
 
-_TIMEOUTS = frozenset((
+_TIMEOUTS: Final = frozenset((
     Cause.HEADERS_TIMEOUT, Cause.FIRST_TOKEN_TIMEOUT, Cause.IDLE_TIMEOUT, Cause.TOTAL_TIMEOUT,
 ))  # fmt: skip
 

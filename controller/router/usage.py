@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from controller.router.spool import Spool
     from controller.router.stats import Stats
 
-AT = 1
+AT: Final = 1
 """Where in a rendered row its time is, in unix seconds."""
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import binascii
 import re
 import struct
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-MOST_BYTES = 4 * 1024 * 1024
+MOST_BYTES: Final = 4 * 1024 * 1024
 """Larger answers pass as they are: converting one would stop all other streams for too long."""
 BASE64, FLOAT = "base64", "float"
-_GIVEN = re.compile(rb'"embedding"\s*:\s*(["\[])')
+_GIVEN: Final = re.compile(rb'"embedding"\s*:\s*(["\[])')
 
 
 def form_of(document: dict[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ begin the work of a request, case A14), or it may be working still (never).
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from controller.router.errors import ENGINE_REFUSED_KEY
 from controller.router.upstream import Cause
@@ -29,12 +29,12 @@ class Verdict(NamedTuple):
     again: Again
 
 
-BUSY = Verdict("busy", Again.FREE)
-KEY_REFUSED = Verdict(ENGINE_REFUSED_KEY, Again.FREE)
-SHUTTING_DOWN = Verdict("shutting_down", Again.FREE)
-NEVER = Verdict("", Again.NEVER)
+BUSY: Final = Verdict("busy", Again.FREE)
+KEY_REFUSED: Final = Verdict(ENGINE_REFUSED_KEY, Again.FREE)
+SHUTTING_DOWN: Final = Verdict("shutting_down", Again.FREE)
+NEVER: Final = Verdict("", Again.NEVER)
 
-BY_STATUS = {
+BY_STATUS: Final = {
     401: KEY_REFUSED,  # ours for it: a client's never gets there. It began nothing
     408: Verdict("engine_timeout", Again.ONCE),  # it gave up on the request, it does not go on
     429: BUSY,
@@ -47,7 +47,7 @@ BY_STATUS = {
 """An engine's own answer, or the first event of its stream. Others pass through untouched: they
 are the request's fault (4xx) or cannot get better elsewhere (501)."""
 
-BY_CAUSE = {
+BY_CAUSE: Final = {
     Cause.CONNECT_FAILED: Verdict("connect_failed", Again.FREE),
     Cause.CONNECT_TIMEOUT: Verdict("connect_failed", Again.FREE),
     Cause.CLOSED_UNANSWERED: Verdict("closed_unanswered", Again.ONCE),
@@ -55,7 +55,7 @@ BY_CAUSE = {
 """Failures without an answer. After a head or a timeout the engine may be working on it."""
 
 # vLLM that stops with --shutdown-timeout: its health stays 200 and new chats get this 500.
-_STOPPING = b"cannot schedule new futures"
+_STOPPING: Final = b"cannot schedule new futures"
 
 
 def judge(status: int, told: bytes) -> Verdict:
