@@ -116,7 +116,7 @@ class Controller:
         # The last line may be half written.
         whole = self.words().rpartition("\n")[0]
         lines = [line for line in whole.splitlines() if line.startswith("{")]
-        return [said for line in lines if (said := json.loads(line))["event"] == event]
+        return [said for line in lines if (said := json.loads(line)).get("event") == event]
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body; (0, why) while nobody listens."""
