@@ -144,12 +144,6 @@ async def _serve(
     if core.keys.open_to_all:
         log.warning("no database and no keys: everybody may use this router")
     await (refresher.refresh() if pool is None else refresher.configured())
-    if config.access_log is not None:
-        core.access_lines = Lines(
-            config.access_log_sample,
-            Random(SystemRandom().getrandbits(64)),  # noqa: S311 (a sample, no secret)
-            core.stats,
-        )
     certificate = await trio.to_thread.run_sync(_certificate, config)
     opens = ClientConnection if certificate is None else certificate.open
     listener = Listener(core, sock, opens)
@@ -157,7 +151,9 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(core.reactor.run)
         nursery.start_soon(_sweep, core)
-        if core.access_lines is not None and config.access_log is not None:
+        if config.access_log is not None:
+            sampling = Random(SystemRandom().getrandbits(64))  # noqa: S311 (a sample, no secret)
+            core.access_lines = Lines(config.access_log_sample, sampling, core.stats)
             access_log = AccessLog(config.access_log, core.access_lines)
             nursery.start_soon(supervise, "access log", access_log.run)
         nursery.start_soon(supervise, "signals", Signals(core).run)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
 from tests.conformance.conftest import KEY, PATIENCE_S
+from tests.control.process import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,10 +126,8 @@ def test_a_client_that_stops_reading_frees_the_engine(client: Any, told: FakeEng
     stream = client.chat.completions.create(model="fake", messages=SAY, stream=True)
     next(iter(stream))
     stream.close()
-    cut, deadline = told.chats()[-1], time.monotonic() + PATIENCE_S
-    while cut.closed is None:
-        assert time.monotonic() < deadline, "the engine still works for nobody"
-        time.sleep(0.01)
+    cut = told.chats()[-1]
+    until(lambda: cut.closed, "the engine learns it", PATIENCE_S)
     told.default = {}
     assert client.chat.completions.create(model="fake", messages=SAY).choices
 
