@@ -10,11 +10,11 @@ client that is told early goes elsewhere, one that waits in vain has cost a plac
 from __future__ import annotations
 
 import math
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from controller.router import errors
+from controller.router.clock import monotonic
 from controller.router.fairqueue import FairQueue
 from controller.router.pace import Pace
 from controller.router.stats import QUEUED
@@ -72,7 +72,7 @@ class Admission(Waiters):
         line = self._lines.get(attempts.serving)
         if line is None:
             line = self._lines[attempts.serving] = Line(attempts.serving)
-        now = time.monotonic()
+        now = monotonic()
         if not line.queue:
             line.pace.start(now)  # before it is asked: an idle hour is no slow hour
         kind, tenant = KINDS[request.priority], attempts.key.tenancy
@@ -95,7 +95,7 @@ class Admission(Waiters):
         return f"waiting for a free place at model {model}"
 
     def error(self, model: str, waited_s: float) -> ApiError:
-        line, now, fleet = self._lines[model], time.monotonic(), self._core.fleet
+        line, now, fleet = self._lines[model], monotonic(), self._core.fleet
         back_in_s = fleet.back_at(model) - now if fleet.serves(model) else 0.0
         if back_in_s > AWAY_S:
             return errors.cooling_down(model, back_in_s)
@@ -181,7 +181,7 @@ class Admission(Waiters):
             target = fleet.choose(model, (), first.want)  # those that failed it are all there is
         if target is None:
             return False
-        now = time.monotonic()
+        now = monotonic()
         attempts = line.queue.take()
         line.pace.took(now)
         self._core.stats.model(model).queue_wait.observe(now - attempts.waits_since)

@@ -7,7 +7,6 @@ here too. When the database is away what is held is used until it ends.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -15,6 +14,7 @@ import trio
 
 from controller.router.allowance import Told
 from controller.router.bounds import Bounds
+from controller.router.clock import monotonic
 from controller.router.reservation import Price
 from sql.errors import DatabaseError
 
@@ -81,7 +81,7 @@ class Asking:
         while True:
             self._wake, self._urgent = trio.Event(), False
             try:
-                await self._round(time.monotonic())
+                await self._round(monotonic())
                 self._tenancy.away = False
             except DatabaseError as error:
                 if not self._tenancy.away:
@@ -120,7 +120,7 @@ class Asking:
     async def read(self) -> None:
         """Bounds that changed since the last time, and prices. Errors of the database end it."""
         async with self._one_at_a_time:
-            self._read_at = time.monotonic()
+            self._read_at = monotonic()
             row = await self._page(self._mark, (self._mark, 0), (self._mark, 0))
             if row["mark"] < self._mark:  # after a restore transactions count from anew
                 self._tenancy.bounds, self._mark = Bounds(), 0
@@ -160,7 +160,7 @@ class Asking:
                 await self._send(some, leaving=False)
 
     async def _send(self, some: list[Allowance], *, leaving: bool) -> None:
-        now, rows = time.monotonic(), self._tenancy.rows
+        now, rows = monotonic(), self._tenancy.rows
         written = rows - len(self._core.usage)
         self._call += 1
         asks = [list(one.ask(now, rows, written, leaving=leaving)) for one in some]
@@ -170,7 +170,7 @@ class Asking:
             self._call,
             asks,
         )
-        got = time.monotonic()
+        got = monotonic()
         for one, (_, _, *told) in zip(some, answers, strict=True):
             if told:
                 one.told(Told(*told), now, got)

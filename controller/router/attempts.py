@@ -7,11 +7,11 @@ model can answer, its fallbacks are asked (`fallbacks.py`).
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from controller.router import errors, fallbacks
 from controller.router.body import rewritten, too_deep
+from controller.router.clock import monotonic
 from controller.router.deadlines import NEVER, Timed
 from controller.router.errors import UPSTREAM_FAILED
 from controller.router.forward import request_bytes
@@ -92,7 +92,7 @@ class Attempts(Timed):
         self.model = model  # what the client's name means
         self.serving = model  # what is asked now: the model, or one of its fallbacks
         self.want = want
-        self.started = time.monotonic()
+        self.started = monotonic()
         self.ask_usage = asked.ask_usage
         self.may_fall_back = core.config.fallback_on
         if key.fallback is not None:
@@ -139,7 +139,7 @@ class Attempts(Timed):
 
     def _wait_for_place(self) -> ApiError | None:
         """All replicas are full, busy or tripped: queue, unless the first comes back too late."""
-        back_in_s = self._core.fleet.back_at(self.serving) - time.monotonic()
+        back_in_s = self._core.fleet.back_at(self.serving) - monotonic()
         if back_in_s > 0:
             wait_s = patience(self._request, self._core.config.timeouts.queue_s, self.queued_s)
             if back_in_s > wait_s:
@@ -155,14 +155,14 @@ class Attempts(Timed):
 
     def resume(self, target: Target | None = None) -> None:
         """A replica is there: the clocks of sending start now, not when the wait began."""
-        self.started = time.monotonic()
+        self.started = monotonic()
         self._given = target
         self._exchange.try_again()
 
     def give_up(self) -> None:
         """It waits in vain: another model answers, or the client learns why."""
         if self.waits:
-            self.turn_away(self.waits.error(self.serving, time.monotonic() - self.waits_since))
+            self.turn_away(self.waits.error(self.serving, monotonic() - self.waits_since))
 
     def turn_away(self, error: ApiError) -> None:
         """It waits no longer, because of `error`: a fallback answers, or the client is told."""
@@ -170,7 +170,7 @@ class Attempts(Timed):
             return  # its client left meanwhile
         if self.waits:
             self.waits.leave(self)
-        self.started = time.monotonic()
+        self.started = monotonic()
         told = self._instead(error)
         if told is not None:
             self._exchange.refuse(told)
@@ -257,7 +257,7 @@ class Attempts(Timed):
         """Count what became of an attempt (as `word`), and keep it for the usage row."""
         assert self.target is not None
         self._core.stats.fail_upstream(self.target.pool.key, word or why)
-        ms = round((time.monotonic() - self._exchange.started) * 1000, 1)
+        ms = round((monotonic() - self._exchange.started) * 1000, 1)
         self.failed = [*(self.failed or ()), [self.target.pool.key, self.serving, why, ms]]
 
     def error_of(self, failure: Failure) -> ApiError:
@@ -349,7 +349,7 @@ class Attempts(Timed):
 
         Asked before one is chosen: who is chosen and gets nothing has lost its turn to be probed.
         """
-        if not self._was_sent or self._core.budget.affords(time.monotonic()):
+        if not self._was_sent or self._core.budget.affords(monotonic()):
             return True
         self._core.stats.unaffordable(reason)
         return False
@@ -357,7 +357,7 @@ class Attempts(Timed):
     def _pay(self) -> None:
         """Once it goes there; nothing, where no engine had it."""
         if self._was_sent:
-            self._core.budget.spend(time.monotonic())
+            self._core.budget.spend(monotonic())
 
     def _reconnect(self) -> bool:
         """Nothing was sent, so any other replica may have it; a lone one is asked again soon."""
@@ -372,7 +372,7 @@ class Attempts(Timed):
         if self._may_queue():
             return self._queue()
         self.tried = ()
-        back_at = max(self._core.fleet.back_at(self.serving), time.monotonic() + LOOK_AGAIN_S)
+        back_at = max(self._core.fleet.back_at(self.serving), monotonic() + LOOK_AGAIN_S)
         if back_at - self.started > self._core.config.timeouts.connect_s:
             return False
         self._core.deadlines.set(self, back_at)

@@ -7,11 +7,11 @@ the database's clock, sampled at each refresh and carried on by the monotonic cl
 from __future__ import annotations
 
 import ipaddress
-import time
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from controller.router.clock import monotonic
 from controller.router.errors import BAD_KEY, ApiError
 from controller.router.keycache import KeyCache
 
@@ -91,7 +91,7 @@ class Keys:
 
     def set_clock(self, database_now: float) -> None:
         """The database's clock shows this, in unix seconds."""
-        self._clock_offset = database_now - time.monotonic()
+        self._clock_offset = database_now - monotonic()
 
     def find(self, authorization: bytes) -> Key | ApiError | bytes:
         """Whose Authorization header this is; bytes: the hash to look up.
@@ -100,13 +100,17 @@ class Keys:
         """
         if self.open_to_all:
             return ANYONE
-        if authorization[:7].lower() != b"bearer " or len(authorization) > MAX_KEY_BYTES:
+        usual = authorization.startswith(b"Bearer ")
+        if not usual and authorization[:7].lower() != b"bearer ":
+            return BAD_KEY
+        if len(authorization) > MAX_KEY_BYTES:
             return BAD_KEY
         digest = sha256(authorization[7:].strip()).digest()
         key = self._fixed.get(digest) or self.cache.get(digest)
         if key is None:
             # Ours are ASCII: nobody asks Postgres for another.
-            asks = self.lazy and authorization.isascii() and not self.cache.is_unknown(digest)
+            asks = self.lazy and authorization.isascii()
+            asks = asks and not self.cache.is_unknown(digest, monotonic())
             return digest if asks else BAD_KEY
         if key.expires_at is not None:
             now = self.now()
@@ -120,7 +124,7 @@ class Keys:
 
     def now(self) -> float | None:
         """Unix seconds by the database's clock; None before it was seen."""
-        return self.database_time(time.monotonic())
+        return self.database_time(monotonic())
 
 
 def static_keys(keys: Iterable[StaticKey]) -> dict[bytes, Key]:

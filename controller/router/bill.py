@@ -8,7 +8,7 @@ four bytes beyond the JSON around it. Nothing is made up for an engine that fail
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from controller.router.tokens import UNKNOWN, Tokens, find_usage
 
@@ -63,7 +63,7 @@ def unanswered(route: Route, asked: Asked | None, *, reached: bool) -> Tokens:
 def _completed(route: Route, asked: Asked, told: Tokens, made: int | None) -> Tokens:
     prompt, completion = told.prompt, told.completion
     if prompt is None and route.reads:
-        prompt = prompt_tokens(asked.raw)
+        prompt = prompt_tokens(asked)
     if completion is None and route.writes:
         completion = made
     if prompt is told.prompt and completion is told.completion:
@@ -71,9 +71,12 @@ def _completed(route: Route, asked: Asked, told: Tokens, made: int | None) -> To
     return Tokens(prompt, completion, told.cached, told.reasoning, estimated=True)
 
 
-def prompt_tokens(body: bytes) -> int:
+def prompt_tokens(asked: Asked) -> int:
     """About so many tokens are in a JSON request."""
+    body = asked.raw
     size = len(body)
+    if _is_text(asked.document):
+        return -(-size // BYTES_PER_TOKEN)
     # One look for what all begin with; `rfind` takes a fifth of the time that `find` does.
     for opening in _MEDIA if body.rfind(_MAY_BE_MEDIA) >= 0 else ():
         at = body.find(opening)
@@ -84,6 +87,17 @@ def prompt_tokens(body: bytes) -> int:
             size -= max(0, end - at)
             at = body.find(opening, end) if end > 0 else -1
     return -(-size // BYTES_PER_TOKEN)
+
+
+def _is_text(document: dict[str, Any]) -> bool:
+    """Whether all its messages are texts, so that there is nothing else to be looked for."""
+    messages = document.get("messages")
+    if type(messages) is not list:
+        return False
+    for message in messages:
+        if type(message) is not dict or type(message.get("content")) is not str:
+            return False
+    return True
 
 
 def plain_tokens(size: int) -> int:

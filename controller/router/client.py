@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from controller.router.checking import admit
+from controller.router.clock import monotonic
 from controller.router.connection import Connection
 from controller.router.cors import answer_headers, preflight_headers
 from controller.router.dialect import MESSAGES, REQUEST_ID
@@ -266,7 +266,7 @@ class ClientConnection(Connection):
         elif self._hushed or self.out is not None or self._reader.busy:
             self._advance()
         else:  # the usual end: nothing of a next request is here
-            due = time.monotonic() + self._core.config.timeouts.client_idle_s
+            due = monotonic() + self._core.config.timeouts.client_idle_s
             self._core.deadlines.set(self, due)
 
     def _tell(self) -> None:
@@ -308,7 +308,7 @@ class ClientConnection(Connection):
             self._core.clients.discard(self)
             return
         self.set_mask(IN)
-        self._core.deadlines.set(self, time.monotonic() + self._core.config.timeouts.linger_s)
+        self._core.deadlines.set(self, monotonic() + self._core.config.timeouts.linger_s)
 
     def _set_deadline(self) -> None:
         if self.fd < 0 or self._lingering:
@@ -320,7 +320,7 @@ class ClientConnection(Connection):
             return
         else:
             patience = times.client_read_s if self._reader.begun else times.client_idle_s
-        self._core.deadlines.set(self, time.monotonic() + patience)
+        self._core.deadlines.set(self, monotonic() + patience)
 
 
 def _may_end_by_close(exchange: Exchange) -> bool:

@@ -10,8 +10,8 @@ import socket
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from controller.router.deadlines import NEVER, Timed
-from controller.router.reactor import GONE, IN, OUT, RDHUP
+from controller.router.deadlines import NEVER
+from controller.router.reactor import GONE, IN, OUT, RDHUP, Handler
 
 if TYPE_CHECKING:
     from controller.router.reactor import Reactor
@@ -22,7 +22,7 @@ FIRST_BYTES: Final = 8192
 than receiving what is usual."""
 
 
-class Connection(Timed):
+class Connection(Handler):
     """One socket. Subclasses say what bytes, the end, and an emptied buffer mean."""
 
     __slots__ = ("_held", "_mask", "_most", "_unsendable", "fd", "given", "out", "reactor", "sock")

@@ -6,9 +6,9 @@ until an engine's head came, and again when another attempt takes over.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
+from controller.router.clock import monotonic
 from controller.router.early import HEAD, EarlyRelay, open_late
 from controller.router.plain import open_relay
 from controller.router.relay import ERROR_EVENT, StreamRelay
@@ -77,7 +77,7 @@ class Delivery:
             out = relay.feed(body)
             self.beginning = relay.opening
             if self.first_byte is None and relay.begun:
-                self.first_byte = time.monotonic()
+                self.first_byte = monotonic()
         if complete and relay.refusal is None:
             out += relay.finish()
         return out if relay.refusal is None else b""

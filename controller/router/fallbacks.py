@@ -48,9 +48,6 @@ def chosen(header: bytes) -> frozenset[str] | ApiError:
 def chain(model: str, names: Mapping[str, Model]) -> deque[str]:
     """The models to try after `model`, nearest first, each once however they refer in circles."""
     order: deque[str] = deque()
-    asked = names.get(model)
-    if asked is None or not asked.fallbacks:
-        return order  # as for most models; asked for each request that has a budget
     seen = {model}
     open_ends = deque([model])
     while open_ends:

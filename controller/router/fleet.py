@@ -7,11 +7,11 @@ pool (`pool.py`) goes.
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from controller.router.breaker import Phase
 from controller.router.choose import Group, Want, choose
+from controller.router.clock import monotonic
 from controller.router.pool import Pool, Target
 from controller.router.scoring import PROFILES
 from controller.router.stats import add_bounded
@@ -59,7 +59,7 @@ class Fleet:
         """Take over `table`. A replica whose endpoint has no address (DNS) is left out."""
         pools: dict[str, Pool] = {}
         ready: dict[str, Group[Target]] = {}
-        now = time.monotonic()
+        now = monotonic()
         for model in table.models:
             targets: list[Target] = []
             for replica in model.replicas:
@@ -157,7 +157,7 @@ class Fleet:
         first: Target | None,
     ) -> Target | None:
         """The choice when not everybody will do: `first`, if it may be probed now, else others."""
-        now = time.monotonic()
+        now = monotonic()
         fit = [
             target
             for target in group.members
@@ -199,14 +199,14 @@ class Fleet:
 
     def resume(self, trips: Iterable[Mapping[str, Any]]) -> None:
         """Take over rows of `route_trips`: breakers that were open when this process started."""
-        now = time.monotonic()
+        now = monotonic()
         self._trips = {t["place"]: (now + t["left_s"], t["pause_s"]) for t in trips}
         for pool in self.pools.values():
             self._resume(pool)
 
     def _resume(self, pool: Pool) -> None:
         until, pause_s = self._trips.pop(pool.place, (-math.inf, 0.0))
-        if pool.breaker.closed and until > time.monotonic():
+        if pool.breaker.closed and until > monotonic():
             pool.breaker.resume(until, pause_s)
 
     def everyone(self) -> list[Pool]:

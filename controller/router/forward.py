@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from controller.router.http1 import Request
+    from controller.router.pool import Pool
 
 # Hop-by-hop headers, what we set ourselves, and credentials: an engine sees no key (case A28).
 NOT_FORWARDED: Final = frozenset((
@@ -18,30 +19,15 @@ NOT_FORWARDED: Final = frozenset((
 _PLAIN_CONNECTION: Final = frozenset((b"", b"keep-alive", b"close"))
 
 
-class Destination(Protocol):
-    """Where the request goes."""
-
-    @property
-    def host_lines(self) -> bytes:
-        """With the key that the engine wants (`engine_key.py`)."""
-
-    @property
-    def base(self) -> bytes: ...
-
-
-def request_bytes(
-    request: Request, destination: Destination, request_id: bytes, body: bytes
-) -> bytes:
+def request_bytes(request: Request, pool: Pool, request_id: bytes, body: bytes) -> bytes:
     """Head and body in one piece; `body` replaces the request's own."""
-    lines = [b"POST %b%b HTTP/1.1\r\n%b" % (
-        destination.base, request.target, destination.host_lines
-    )]  # fmt: skip
+    lines = [b"POST %b%b HTTP/1.1\r\n%b" % (pool.base, request.target, pool.host_lines)]
     for pair in request.headers:
         name = pair[0]
-        if name not in NOT_FORWARDED and name[:8] != b"x-llmgw-":
+        if name not in NOT_FORWARDED and not name.startswith(b"x-llmgw-"):
             lines.append(b": ".join(pair))
         elif name == b"connection" and pair[1].lower() not in _PLAIN_CONNECTION:
-            return request_bytes(_without_named(request), destination, request_id, body)
+            return request_bytes(_without_named(request), pool, request_id, body)
     lines.append(
         b"accept-encoding: identity\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
         % (request_id, len(body))

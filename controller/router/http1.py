@@ -29,6 +29,9 @@ _STATUS_LINES: Final = {
 _TOLD_FIRST: Final = frozenset(
     (b"x-request-id", b"origin")
 )  # of an unfinished head, for its refusal
+_USUAL_VERSION: Final = b" HTTP/1.1\r\n"
+"""Ends most request lines: seen there, the parser need not make a text of the version, which takes
+as long as all else that is asked of it."""
 _UPGRADE_HEADERS: Final = frozenset((b"upgrade", b"http2-settings", b"connection"))
 
 Headers = list[tuple[bytes, bytes]]  # names in lower case
@@ -91,6 +94,7 @@ class RequestReader:
         self._body_bytes = 0
         self._raw_bytes = 0  # of this request, head and body
         self._upgrade = False
+        self._first = b""  # what is being parsed, if a request begins it
 
     @property
     def busy(self) -> bool:
@@ -119,12 +123,14 @@ class RequestReader:
             return None
         again = None
         self._raw_bytes += len(data)
+        self._first = b"" if self.begun else data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             again = self._without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._fail(error)
+        self._first = b""
         if self.begun and again is None:
             self._check_overhead()
         return again
@@ -144,10 +150,14 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         request = self._request
         for name, value in request.headers:
-            if name in NOTED:
-                NOTED[name](request, value)
+            note = NOTED.get(name)
+            if note is not None:
+                note(request, value)
         request.method = self._parser.get_method()
-        request.version = self._parser.get_http_version()
+        start = len(request.method) + 1 + len(request.target)
+        end = start + len(_USUAL_VERSION)
+        if self._first[start:end] != _USUAL_VERSION:
+            request.version = self._parser.get_http_version()
         self._upgrade = self._parser.should_upgrade()
         self.current = request
         if request.hosts != 1 or request.version != "1.1" or request.target[0] != SLASH:
@@ -177,6 +187,7 @@ class RequestReader:
         request.complete = True
         self.ready.append(request)
         self._request = Request()
+        self._first = b""
         self._pieces = []
         self.current = None
         self._body_bytes = self._raw_bytes = 0

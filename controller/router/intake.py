@@ -6,7 +6,6 @@ request is found here and refused; nothing here knows engines' answers.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -17,6 +16,7 @@ from controller.router import body as request_body
 from controller.router import errors, fallbacks, local
 from controller.router.attempts import Attempts
 from controller.router.checking import admit, aim, read_form
+from controller.router.clock import monotonic
 from controller.router.delivery import Delivery
 from controller.router.errors import ApiError
 from controller.router.routes import Kind, Route, find
@@ -56,7 +56,7 @@ class Intake(ABC):
         self._core = core
         self.client = client
         self.request = request
-        self.started = time.monotonic()
+        self.started = monotonic()
         self.row_id = core.new_row_id()
         self.request_id = core.request_id(request.request_id, self.row_id)
         self.delivery = Delivery(client, core.config.limits)

@@ -9,7 +9,6 @@ look-up: until then nobody knows what bounds a key, and its rows are not safe.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
+from controller.router.clock import monotonic
 from controller.router.errors import AUTH_UNAVAILABLE, BAD_KEY, ApiError
 from controller.router.key_rows import KeyRows
 
@@ -92,13 +92,13 @@ class KeyReader:
             self._answer(list(self._asked), AUTH_UNAVAILABLE)  # who came meanwhile waits no longer
             return
         unknown = [digest for digest in digests if digest not in found]
-        self._keys.cache.learn_unknown(unknown)
+        self._keys.cache.learn_unknown(unknown, monotonic())
         self._answer(found, None)
         self._answer(unknown, BAD_KEY)
 
     def _complain(self, error: Exception) -> None:
         """A line now and then: with Postgres away every key that is not here fails, in no time."""
-        now = time.monotonic()
+        now = monotonic()
         if now >= self._silent_until:
             self._silent_until = now + COMPLAIN_S
             log.warning("keys cannot be looked up", error=repr(error), hashes=len(self._asked))
@@ -112,7 +112,7 @@ class KeyReader:
 
     async def refresh(self) -> None:
         """Make the keys in memory equal to the database's. Raises sql.errors."""
-        began = time.monotonic()
+        began = monotonic()
         if self._mark is None:
             mark, _ = await self._changed(0, 0)
             rows = await self._pool.fetch(self._queries["keys_first"], FIRST_KEYS)

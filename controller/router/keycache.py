@@ -6,7 +6,6 @@ Postgres little; and which keys were used, for Postgres. No I/O.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -52,10 +51,10 @@ class KeyCache:
             self._used.add(key.id)
         return key
 
-    def is_unknown(self, digest: bytes) -> bool:
-        """Whether this was looked up a moment ago and was nobody's."""
+    def is_unknown(self, digest: bytes, now: float) -> bool:
+        """Whether this was looked up a moment ago and was nobody's; `now` in monotonic seconds."""
         until = self._unknown.get(digest)
-        return until is not None and time.monotonic() < until
+        return until is not None and now < until
 
     def learn(self, identity: str, secrets: Mapping[bytes, Key]) -> None:
         """A key as the database has it now: the secrets by which it may be used, by hash."""
@@ -70,14 +69,14 @@ class KeyCache:
         for digest in self._hashes.pop(identity, ()):
             self._by_hash.pop(digest, None)
 
-    def learn_unknown(self, digests: Iterable[bytes]) -> None:
+    def learn_unknown(self, digests: Iterable[bytes], now: float) -> None:
         """These are nobody's."""
-        until = time.monotonic() + UNKNOWN_S
+        until = now + UNKNOWN_S
         for digest in digests:
             self._unknown[digest] = until
             self._unknown.move_to_end(digest)
         while len(self._unknown) > self._most_unknown or (
-            self._unknown and next(iter(self._unknown.values())) <= until - UNKNOWN_S
+            self._unknown and next(iter(self._unknown.values())) <= now
         ):
             self._unknown.popitem(last=False)
 

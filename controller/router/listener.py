@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import socket
-import time
 from typing import TYPE_CHECKING
 
 from controller.router.client import ClientConnection
-from controller.router.deadlines import Timed
-from controller.router.reactor import IN
+from controller.router.clock import monotonic
+from controller.router.reactor import IN, Handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +40,7 @@ def bind(host: str, port: int, backlog: int) -> socket.socket:
     return sock
 
 
-class Listener(Timed):
+class Listener(Handler):
     """Accepts clients; pauses while descriptors or room run out instead of spinning."""
 
     def __init__(self, core: Core, sock: socket.socket, opens: Opener = ClientConnection) -> None:
@@ -84,7 +83,7 @@ class Listener(Timed):
     def _pause(self) -> None:
         self._core.stats.add("accept_pauses")
         self._core.reactor.modify(self._sock.fileno(), 0)
-        self._core.deadlines.set(self, time.monotonic() + PAUSE_S)
+        self._core.deadlines.set(self, monotonic() + PAUSE_S)
 
     def expired(self, now: float) -> None:
         if self._open:

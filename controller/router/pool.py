@@ -6,13 +6,13 @@ which is why it returns to zero (case A04).
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from controller.router.breaker import BUSY, Breaker, Phase
+from controller.router.clock import monotonic
 from controller.router.engine_key import host_lines
 from controller.router.scoring import drag, load, smoothed
 from controller.router.signals import Signal
@@ -63,7 +63,7 @@ class Pool:
         self.signal = Signal()
         self.foreign = 0.0  # requests of others that it runs or has queued, as far as we know
         self.first_byte_s = 0.0  # moving average, 0 = unknown
-        self.since = time.monotonic()  # its share grows from then on
+        self.since = monotonic()  # its share grows from then on
         self.weigh(self.since)
         self.gone = False
         self._idle: dict[UpstreamConnection, None] = {}
@@ -94,7 +94,7 @@ class Pool:
         """
         self.in_flight += 1
         if not self.breaker.closed and not again:
-            self.breaker.sent(time.monotonic())
+            self.breaker.sent(monotonic())
         if self._idle and not fresh:
             connection = self._idle.popitem()[0]
         else:
@@ -139,7 +139,7 @@ class Pool:
         if status in BUSY:
             self.busy()
         elif status >= 500 or not self.breaker.spotless:
-            now, before = time.monotonic(), self.breaker.phase
+            now, before = monotonic(), self.breaker.phase
             self.breaker.answered(now, status)
             self._tell(before, f"status {status}")
             if before is Phase.HALF_OPEN and self.breaker.closed:
@@ -153,7 +153,7 @@ class Pool:
         if cause is not Cause.TOTAL_TIMEOUT:
             before = self.breaker.phase
             self.breaker.failed(
-                time.monotonic(),
+                monotonic(),
                 unreachable=cause in _UNREACHABLE,
                 chance=self._fleet.random.random(),
             )
@@ -171,7 +171,7 @@ class Pool:
 
     def busy(self, retry_after_s: float | None = None) -> None:
         """It said that it has too much to do, and perhaps when to come back."""
-        self.breaker.busy(time.monotonic(), retry_after_s or 0.0, self._fleet.random.random())
+        self.breaker.busy(monotonic(), retry_after_s or 0.0, self._fleet.random.random())
 
     def timed(self, first_byte_s: float) -> None:
         """An answer's first byte came so long after its request."""
@@ -208,7 +208,7 @@ class Pool:
             "ready": self.ready,
             "in_flight": self.in_flight,
             "score": load(self),
-            "breaker": self.breaker.shown(time.monotonic()).value,
+            "breaker": self.breaker.shown(monotonic()).value,
             **known,
         }
 
@@ -234,7 +234,7 @@ class Pool:
 
     def _leave(self) -> None:
         self.in_flight -= 1
-        self.last_used = time.monotonic()
+        self.last_used = monotonic()
         if self._fleet.room is not None:
             self._fleet.room(self)
 

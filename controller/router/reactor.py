@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import os
 import select
+from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
+from controller.router.deadlines import Timed
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
+
+    from controller.router.connection import Connection
 
 IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
@@ -31,20 +36,18 @@ EVENTS_IN_TURN: Final = (
 log = structlog.get_logger(__name__)
 
 
-class Handler(Protocol):
+class Handler(Timed):
     """What a registered file descriptor belongs to."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def on_event(self, events: int) -> None:
         """The descriptor is ready for `events` (epoll bits)."""
 
+    @abstractmethod
     def crashed(self) -> None:
         """`on_event` raised, which is a bug of ours: give up this connection, and only this."""
-
-
-class Sender(Handler, Protocol):
-    """A connection with bytes that go out at the end of the turn."""
-
-    def send_held(self) -> None: ...
 
 
 class Reactor:
@@ -55,7 +58,7 @@ class Reactor:
         self._handlers: dict[int, Handler] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._closing: list[socket.socket] = []
-        self._senders: list[Sender] = []
+        self._senders: list[Connection] = []
         self._in_turn = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, IN)
@@ -85,7 +88,7 @@ class Reactor:
         if not self._in_turn:
             os.eventfd_write(self._wake, 1)
 
-    def send_soon(self, sender: Sender) -> None:
+    def send_soon(self, sender: Connection) -> None:
         """Have its `send_held` called when this turn ends, or at once outside of turns."""
         self._senders.append(sender)
         if not self._in_turn:

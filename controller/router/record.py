@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from controller.router.answer_id import answer_id
+from controller.router.clock import monotonic
 from controller.router.relay import StreamRelay
 from controller.router.routes import Kind
 from controller.router.usage import UsageRow
@@ -41,7 +41,7 @@ def record(core: Core, exchange: Exchange, ending: Ending) -> None:
 
     The line of the access log waits at the client for the bytes of the answer.
     """
-    route, now = exchange.route, time.monotonic()
+    route, now = exchange.route, monotonic()
     seconds, first_s = now - exchange.started, _first_token_s(exchange, ending)
     stats = exchange.stats
     if stats is None:

@@ -6,13 +6,13 @@ configuration are merged in each time.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 import trio
 
 from controller.router.auth import static_keys
+from controller.router.clock import monotonic
 from controller.router.inquiry import Unanswered, look_up
 from controller.router.table import RouteTable, from_rows, merged
 from sql.errors import DatabaseError
@@ -98,7 +98,7 @@ class Refresher:
             await self.configured()
         else:
             await self._read(self._pool)
-        self._core.table_loaded_at = time.monotonic()
+        self._core.table_loaded_at = monotonic()
 
     async def configured(self) -> None:
         """Take over what the configuration names; it serves while the database is away."""

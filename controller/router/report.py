@@ -7,10 +7,11 @@ Rows (`usage_writer.py`) are forgotten only after the database has them.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import trio
+
+from controller.router.clock import monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,7 @@ class Reporter:
 
     async def report_trips(self) -> None:
         """Breakers that opened since the last time; mostly none, and then nothing is asked."""
-        now = time.monotonic()
+        now = monotonic()
         tripped = self._core.fleet.tripped(now)
         ends = {pool.place: pool.breaker.until for pool in tripped}
         if ends.items() - self._told.items():
@@ -84,7 +85,7 @@ class Reporter:
 
     def use(self) -> list[dict[str, Any]]:
         """One row per replica, though one that came back has two pools while the old one ends."""
-        now = time.monotonic()
+        now = monotonic()
         rows: dict[int, dict[str, Any]] = {}
         for pool in self._core.fleet.everyone():
             if pool.id is None:

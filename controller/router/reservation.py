@@ -87,7 +87,7 @@ def most_tokens(route: Route, asked: Asked, default: int) -> tuple[int, int]:
     """Tokens of prompt and answer that a request may come to; `default` for an answer without."""
     if route.name in FREE_ROUTES:
         return 0, 0
-    prompt = prompt_tokens(asked.raw) if route.reads else 0
+    prompt = prompt_tokens(asked) if route.reads else 0
     if not route.writes:
         return prompt, 0
     document = asked.document

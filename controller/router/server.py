@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from controller.router.access_line import Lines
 from controller.router.access_log import AccessLog
 from controller.router.asking import Asking
 from controller.router.client import ClientConnection
+from controller.router.clock import monotonic
 from controller.router.core import COMPILED, Core
 from controller.router.errors import draining
 from controller.router.key_reader import KeyReader
@@ -233,7 +233,7 @@ async def _sweep(core: Core) -> None:
         await trio.sleep(core.deadlines.step)
         await core.reactor.catch_up()  # else our own stall is taken for an engine's or a client's
         try:
-            core.deadlines.sweep(time.monotonic())
+            core.deadlines.sweep(monotonic())
             core.admission.look_again()
         except Exception:
             log.exception("a deadline's callback failed")

@@ -8,11 +8,11 @@ it (case C07), and `stale_metrics` says so. Engines without metrics are asked no
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from controller.router.clock import monotonic
 from controller.router.gauges import Reading, read_page
 from controller.router.inquiry import Reply, Unanswered, get
 from controller.router.scoring import RAMP_S
@@ -82,11 +82,11 @@ class Signals:
         """Ask for ever."""
         limit = trio.CapacityLimiter(AT_ONCE)
         while True:
-            now = time.monotonic()
+            now = monotonic()
             async with trio.open_nursery() as nursery:
                 for pool in self._due(now):
                     nursery.start_soon(ask, pool, limit, self._every_s)
-            now = time.monotonic()
+            now = monotonic()
             for pool in self._core.fleet.pools.values():
                 if pool.signal.state == "fresh" or now - pool.since < RAMP_S + 2 * TICK_S:
                     refresh(pool, now)
@@ -116,11 +116,11 @@ async def ask(pool: Pool, limit: trio.CapacityLimiter, every_s: float) -> None:
                 pool.address, pool.host_lines, pool.base + b"/metrics",
                 within_s=WITHIN_S, most_bytes=MOST_BYTES,
             )  # fmt: skip
-            now = time.monotonic()
+            now = monotonic()
             signal.next_at = now + every_s
             take(pool, reply, now, every_s)
         except Unanswered as error:
-            now = time.monotonic()
+            now = monotonic()
             signal.next_at = now + every_s
             signal.missed(str(error), now)
     refresh(pool, now)  # what it told before weighs no more (case C07)

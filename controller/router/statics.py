@@ -9,7 +9,6 @@ whether it takes the key, too: most engines ask nobody for one at /health.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import orjson
 import structlog
 import trio
 
+from controller.router.clock import monotonic
 from controller.router.engine_key import host_lines, read_key
 from controller.router.inquiry import Reply, Unanswered, get, look_up
 from controller.router.table import from_static, parse_endpoint
@@ -130,7 +130,7 @@ class Statics:
             news: list[Static] = []
             async with trio.open_nursery() as nursery:
                 for static in self.all:
-                    if static.next_at <= time.monotonic():
+                    if static.next_at <= monotonic():
                         nursery.start_soon(self._ask, static, limit, news)
             if news:
                 await changed()
@@ -148,9 +148,7 @@ class Statics:
                 _tell(static)
                 news.append(static)
             good = static.healthy and not static.misses
-            static.next_at = time.monotonic() + (
-                self._every_s if good else min(SOON_S, self._every_s)
-            )
+            static.next_at = monotonic() + (self._every_s if good else min(SOON_S, self._every_s))
 
 
 def _tell(static: Static) -> None:
@@ -171,11 +169,11 @@ async def check(static: Static) -> None:
     elif reply.status != 200 and reply.status not in GUARDED:
         raise Unanswered(f"its /health says HTTP {reply.status}")
     asks = static.engine_key or not static.entry.models
-    if asks and time.monotonic() - static.models_at > MODELS_EVERY_S:
+    if asks and monotonic() - static.models_at > MODELS_EVERY_S:
         reply = await _get(static, b"/v1/models")
         if not static.entry.models:
             static.models = listed(reply)
-        static.models_at = time.monotonic()
+        static.models_at = monotonic()
 
 
 async def _get(static: Static, path: bytes) -> Reply:

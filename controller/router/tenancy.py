@@ -7,13 +7,13 @@ not for long and not with too many others.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from controller.router import fallbacks, refusals
 from controller.router.allowance import Kind
 from controller.router.bounds import Bounds
+from controller.router.clock import monotonic
 from controller.router.deadlines import NEVER, Timed
 from controller.router.reservation import (
     FREE_ROUTES,
@@ -104,11 +104,15 @@ class Tenancy:
 
     def _prices_of(self, model: str) -> list[Price]:
         """Of the model and of those that may answer in its stead."""
-        names = [model, *fallbacks.chain(model, self._core.fleet.names)]
-        return [self.prices.get(name, UNPRICED) for name in names]
+        prices = [self.prices.get(model, UNPRICED)]
+        known = self._core.fleet.names.get(model)
+        if known is not None and known.fallbacks:
+            others = fallbacks.chain(model, self._core.fleet.names)
+            prices += [self.prices.get(name, UNPRICED) for name in others]
+        return prices
 
     def _try(self, exchange: Intake, reservation: Reservation) -> ApiError | bool:
-        now = time.monotonic()
+        now = monotonic()
         lacking = reservation.lacking(now)
         if not lacking:
             reservation.take()
@@ -142,7 +146,7 @@ class Tenancy:
         reservation = exchange.reservation
         if reservation is None or exchange not in self._parked:
             return
-        now = time.monotonic()
+        now = monotonic()
         lacking = reservation.lacking(now) or reservation.needs
         told = [n for n in lacking if n.allowance.answered_at is not None]
         self._unpark(exchange, reservation)
@@ -191,7 +195,7 @@ class Tenancy:
         """What a client with limits is told of them; nothing to most."""
         if exchange.reservation is None:
             return ()
-        return refusals.headers(exchange.reservation, time.monotonic())
+        return refusals.headers(exchange.reservation, monotonic())
 
     def answered(self) -> None:
         """Called off the reactor: what is to be done now is done in it."""
@@ -199,7 +203,7 @@ class Tenancy:
 
     def as_json(self) -> dict[str, float | int | None]:
         """For gauges: how old what we know is, and who waits."""
-        age = None if self.answered_at is None else time.monotonic() - self.answered_at
+        age = None if self.answered_at is None else monotonic() - self.answered_at
         return {
             "bounds": len(self.bounds),
             "allowances": len(self.bounds.allowances),

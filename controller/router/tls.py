@@ -7,11 +7,11 @@ each); connections that stand pay for their bytes alone.
 from __future__ import annotations
 
 import ssl
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from controller.router.client import ClientConnection
+from controller.router.clock import monotonic
 from controller.router.connection import RECEIVE_BYTES
 from controller.router.dialect import CHAT
 from controller.router.errors import invalid
@@ -68,7 +68,7 @@ class TlsClientConnection(ClientConnection):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._shaken = False
         super().__init__(core, sock, address)
-        core.deadlines.set(self, time.monotonic() + core.config.timeouts.handshake_s)
+        core.deadlines.set(self, monotonic() + core.config.timeouts.handshake_s)
 
     def received(self, data: bytes) -> None:
         self._incoming.write(data)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import math
 import socket
-import time
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import httptools
 
+from controller.router.clock import monotonic
 from controller.router.connection import Connection
 from controller.router.reactor import IN, OUT
 from controller.router.relay import Head
@@ -130,7 +130,7 @@ class UpstreamConnection(Connection):
         self._forget_answer()
         self.owner = owner
         self._total_due = total_due
-        self._heard = self._sent_at = now = time.monotonic()
+        self._heard = self._sent_at = now = monotonic()
         times = self._timeouts
         patience_s = times.connect_s if self._connecting else times.headers_s
         self._deadlines.set(self, min(now + patience_s, total_due))
@@ -158,7 +158,7 @@ class UpstreamConnection(Connection):
 
     def _expect(self) -> None:
         """It goes on from here: what the engine is given starts now."""
-        self._heard = now = time.monotonic()
+        self._heard = now = monotonic()
         self._deadlines.set(self, self._next_due(now))
 
     def _next_due(self, now: float) -> float:
@@ -220,7 +220,7 @@ class UpstreamConnection(Connection):
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         if body and self._sent_at:
-            self.pool.timed(time.monotonic() - self._sent_at)
+            self.pool.timed(monotonic() - self._sent_at)
             self._sent_at = 0.0
         if self._complete:
             self._release()
@@ -241,7 +241,7 @@ class UpstreamConnection(Connection):
             self._begun = bool(body)
             self._expect()
         elif body:
-            self._heard = now = time.monotonic()
+            self._heard = now = monotonic()
             due = now + self._step_s
             self.due = min(self._total_due, due)
 
@@ -289,7 +289,7 @@ class UpstreamConnection(Connection):
         reusable = self._keep and self.all_sent and not self._extra
         self.reused = True
         if self.pool.take_back(self, reusable=reusable):
-            self._deadlines.set(self, time.monotonic() + self._timeouts.upstream_idle_s)
+            self._deadlines.set(self, monotonic() + self._timeouts.upstream_idle_s)
         else:
             self.close()
 

@@ -6,13 +6,13 @@ there is one with room, else in memory: bounded, the oldest rows go and are coun
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from controller.router.clock import monotonic
 from controller.router.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class UsageLog:
 
     def oldest_age_s(self, clock_offset: float | None) -> float | None:
         """Of the oldest row that waits; the offset as in `date`."""
-        now = time.monotonic()
+        now = monotonic()
         if self.undated:
             return now - self.undated[0].ended
         if clock_offset is None:

@@ -7,9 +7,10 @@ of it. A stream that waits is told so from time to time; a client that leaves fr
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
+
+from controller.router.clock import monotonic
 
 if TYPE_CHECKING:
     from controller.router.attempts import Attempts
@@ -42,7 +43,7 @@ class Waiters(ABC):
         self.bytes -= len(attempts.asked.raw)
         attempts.waits = None
         attempts.admitted = self._word
-        attempts.queued_s += time.monotonic() - attempts.waits_since
+        attempts.queued_s += monotonic() - attempts.waits_since
         self._core.deadlines.set(attempts, math.inf)
 
     def rest(self, attempts: Attempts, now: float) -> None:

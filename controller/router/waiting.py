@@ -10,13 +10,13 @@ for one whose starts fail again and again.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from controller.router import errors
+from controller.router.clock import monotonic
 from controller.router.stats import WOKEN
 from controller.router.waiters import Waiters, patience
 
@@ -78,7 +78,7 @@ class WaitingRoom(Waiters):
         """Take a place, or the error for the client; `attempts.resume` or `expired` follows."""
         wait_s = patience(request, self._core.config.timeouts.wake_s, attempts.queued_s)
         line = self._lines.setdefault(attempts.model, Line())
-        now = time.monotonic()
+        now = monotonic()
         if now - line.wanted_at > REMIND_S:
             self.news.set()
         line.wanted_at = now
@@ -139,7 +139,7 @@ class WaitingRoom(Waiters):
     def wanted(self) -> dict[str, float]:
         """Models that requests did not find, by seconds since the last of these; news is over."""
         self.news = trio.Event()
-        now = time.monotonic()
+        now = monotonic()
         for model in [m for m, line in self._lines.items() if _forgotten(line, now)]:
             del self._lines[model]
         return {model: now - line.wanted_at for model, line in self._lines.items()}

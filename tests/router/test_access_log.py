@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, lists
 
-from controller.router.access_line import LINES, Lines
+from controller.router.access_line import LINES, MOST_WORDS, Lines, _words
 from controller.router.access_log import Sink, parts
 from controller.router.config import Timeouts
 from controller.router.stats import Stats
@@ -182,6 +182,30 @@ def test_B20_what_can_be_no_json_is_told_without_it() -> None:
     (told,) = rendered(row("half \ud800 of a letter", 1764489600.123))
     assert told["error_code"] == "half ? of a letter"
     assert (told["time"], told["total_ms"]) == ("2025-11-30T08:00:00.123000Z", 1.2)
+
+
+@pytest.mark.parametrize("word", ['"', "\\", "\n\x00\x7f", "ü \u2028 😀", "\u20ac" * 256])
+def test_a_line_is_json_whatever_a_client_calls_its_model(word: str) -> None:
+    asked = row()
+    asked.model_asked, asked.queue_s, asked.tokens = word, 0.05, Tokens(None, 3, 2, estimated=True)
+    for _ in range(2):  # the second time it is known how the word is written
+        (told,) = rendered(asked)
+        assert told | {"time": ""} == {
+            "time": "", "request_id": "r-1", "key": "k", "client": "127.0.0.1:1",
+            "endpoint": "chat", "model_asked": word, "model": "m", "replica": "e1",
+            "stream": False, "status": 200, "outcome": "ok", "error_code": None, "attempts": 1,
+            "total_ms": 1.2, "queue_ms": 50.0, "ttft_ms": None, "prompt_tokens": None,
+            "completion_tokens": 3, "cached_tokens": 2, "estimated": True, "bytes_in": 5,
+            "bytes_out": 9,
+        }  # fmt: skip
+
+
+def test_words_that_come_once_are_not_kept_for_ever() -> None:
+    for number in range(2 * MOST_WORDS):
+        asked = row()
+        asked.model_asked = f"m{number}"
+        assert rendered(asked)[0]["model_asked"] == f"m{number}"
+    assert len(_words) <= MOST_WORDS
 
 
 @given(times=lists(floats(0, 4e9), max_size=5))

@@ -8,21 +8,30 @@ from hypothesis import strategies as st
 from controller.router.config import Limits
 from controller.router.http1 import RequestReader, answer, chunk
 
-Seen = list[tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes, bool]]
+Said = tuple[str, bytes]  # of a request: its version and body
+Seen = list[tuple[bytes, bytes, list[tuple[bytes, bytes]], Said, bool]]
 
 
 def seen(reader: RequestReader) -> Seen:
-    return [(r.method, r.target, r.headers, r.body, r.keep_alive) for r in reader.ready]
+    return [
+        (r.method, r.target, r.headers, (r.version, r.body), r.keep_alive) for r in reader.ready
+    ]
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> tuple[bytes, list[bytes], list[bytes]]:
-    """Some requests as bytes, their bodies, and the bytes in random pieces."""
-    bodies = draw(st.lists(st.binary(max_size=40), min_size=1, max_size=4))
+def conversations(draw: st.DrawFn) -> tuple[bytes, list[Said], list[bytes]]:
+    """Some requests as bytes, what they say, and the bytes in random pieces."""
+    versions = st.sampled_from(("1.0", "1.1"))
+    said = draw(st.lists(st.tuples(versions, st.binary(max_size=40)), min_size=1, max_size=4))
     data = b""
-    for body in bodies:
-        head = b"POST /v1/x?y=1 HTTP/1.1\r\nHost: a\r\nX-Thing: %d\r\n" % len(data)
-        if draw(st.booleans()):
+    for version, body in said:
+        head = b"POST /v1/x?y=1 HTTP/%b\r\nHost: a\r\nX-Thing: %d\r\n" % (
+            version.encode(),
+            len(data),
+        )
+        if version == "1.0":
+            head += b"Connection: keep-alive\r\n"
+        if version == "1.1" and draw(st.booleans()):
             parts = [body[:7], body[7:]]
             framed = b"".join(chunk(part) for part in parts if part) + b"0\r\n\r\n"
             data += head + b"Transfer-Encoding: chunked\r\n\r\n" + framed
@@ -30,20 +39,20 @@ def conversations(draw: st.DrawFn) -> tuple[bytes, list[bytes], list[bytes]]:
             data += head + b"Content-Length: %d\r\n\r\n" % len(body) + body
     cuts = sorted(draw(st.sets(st.integers(1, len(data) - 1), max_size=40)))
     pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
-    return data, bodies, pieces
+    return data, said, pieces
 
 
 @given(conversations())
 def test_any_cut_gives_the_same_requests(
-    conversation: tuple[bytes, list[bytes], list[bytes]],
+    conversation: tuple[bytes, list[Said], list[bytes]],
 ) -> None:
-    data, bodies, pieces = conversation
+    data, said, pieces = conversation
     at_once, in_pieces = RequestReader(Limits()), RequestReader(Limits())
     at_once.feed(data)
     for piece in pieces:
         in_pieces.feed(piece)
     assert seen(at_once) == seen(in_pieces)
-    assert [request.body for request in at_once.ready] == bodies
+    assert [(request.version, request.body) for request in at_once.ready] == said
     assert at_once.fault is in_pieces.fault is None
     assert not at_once.begun
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from controller.router import keycache
 from controller.router.auth import Key, Keys, static_keys
 from controller.router.checking import admit
+from controller.router.clock import monotonic
 from controller.router.config import RouterConfig, StaticKey
 from controller.router.core import Core
 from controller.router.errors import AUTH_UNAVAILABLE, BAD_KEY
@@ -62,7 +62,7 @@ def test_what_is_not_known_is_asked_for_unless_it_cannot_be_ours() -> None:
     assert keys.find(b"Bearer s2") is BAD_KEY  # static mode
     keys.lazy = True
     assert keys.find(b"Bearer s2") == digest("s2")
-    keys.cache.learn_unknown([digest("s2")])
+    keys.cache.learn_unknown([digest("s2")], monotonic())
     assert keys.find(b"Bearer s2") is BAD_KEY
     for never in ("Bearer schlüssel".encode(), b"Bearer \xff\xfe", b"Bearer " + b"k" * 10_240):
         assert keys.find(never) is BAD_KEY
@@ -114,16 +114,14 @@ def test_the_least_used_go_first_with_all_their_secrets() -> None:
     assert cache.take_used() == []
 
 
-def test_the_unknown_are_forgotten_and_never_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(keycache.time, "monotonic", lambda: now[0])
+def test_the_unknown_are_forgotten_and_never_many() -> None:
     cache = KeyCache(most_unknown=3)
     hashes = [bytes([n]) * 32 for n in range(5)]
-    cache.learn_unknown(hashes[:4])
-    assert [cache.is_unknown(one) for one in hashes] == [False, True, True, True, False]
-    now[0] += 2.0
-    assert not cache.is_unknown(hashes[1])
-    cache.learn_unknown([hashes[4]])
+    cache.learn_unknown(hashes[:4], 100.0)
+    found = [cache.is_unknown(one, 100.0) for one in hashes]
+    assert found == [False, True, True, True, False]
+    assert not cache.is_unknown(hashes[1], 102.0)
+    cache.learn_unknown([hashes[4]], 102.0)
     assert len(cache._unknown) == 1
 
 
@@ -214,7 +212,7 @@ async def test_many_requests_with_one_key_ask_once(core: Core, nursery: trio.Nur
     await until(lambda: len(told) == 6)
     assert told == [BAD_KEY] * 6
     assert shelf.asked == [[digest("s1")]]
-    assert core.keys.cache.is_unknown(digest("s1"))
+    assert core.keys.cache.is_unknown(digest("s1"), monotonic())
 
 
 async def test_a_flood_of_wrong_keys_is_bounded(core: Core, nursery: trio.Nursery) -> None:
@@ -249,7 +247,7 @@ async def test_without_an_answer_nobody_is_called_unknown(
     reader.ask(digest("s1"), told.append)
     await until(lambda: len(told) == 2)
     assert told == [AUTH_UNAVAILABLE] * 2
-    assert not core.keys.cache.is_unknown(digest("s1"))
+    assert not core.keys.cache.is_unknown(digest("s1"), monotonic())
 
 
 async def test_nothing_is_looked_up_before_the_first_refresh(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from controller.router.clock import monotonic
 from controller.router.config import Limits
 from controller.router.http1 import RequestReader
 from controller.router.key_reader import KeyReader
@@ -140,7 +141,7 @@ async def test_a_fault_while_the_key_is_looked_up_is_told_once(
     slow.answers.set()
     assert (await wire.answer()).code == "invalid_api_key"
     assert await wire.closed()
-    assert core.keys.cache.is_unknown(sha256(b"sk-nobody").digest())
+    assert core.keys.cache.is_unknown(sha256(b"sk-nobody").digest(), monotonic())
     assert core.stats.refusals == {"invalid_api_key": 1}
     assert [line[:4] for line in await logged(path, 1)] == [
         ("chat.completions", None, 401, "invalid_api_key")

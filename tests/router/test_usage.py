@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from controller.router import bill
+from controller.router.body import Asked
 from controller.router.routes import Route, find
 from controller.router.tokens import Tokens
 from tests.router.wire import chat_body, until
@@ -98,15 +99,31 @@ def test_B11_an_abort_that_no_engine_saw_costs_nothing() -> None:
     assert bill.unanswered(route, None, reached=False) == Tokens(0, 0)
 
 
+def tokens_of(document: dict[str, Any], **how: Any) -> int:
+    body = json.dumps(document, **how).encode()
+    return bill.prompt_tokens(Asked(body, document, "m", stream=False))
+
+
 def test_pictures_in_a_prompt_are_no_text() -> None:
     picture = "A" * 100_000
+    text = {"role": "user", "content": "hello"}
     for part in (
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
         {"type": "image", "source": {"type": "base64", "data": picture}},
         {"type": "input_audio", "input_audio": {"data": picture, "format": "wav"}},
     ):
         for separators in ((",", ":"), (", ", ": ")):
-            body = json.dumps({"messages": [part] * 3}, separators=separators).encode()
-            assert bill.prompt_tokens(body) < 200
-    assert bill.prompt_tokens(b'"data:' * 70 + b"x" * 400) >= 100
-    assert bill.prompt_tokens(b"") == 0
+            several = [text, {"role": "user", "content": [part] * 3}]
+            assert tokens_of({"messages": several}, separators=separators) < 200
+            assert tokens_of({"input": several}, separators=separators) < 200
+    assert tokens_of({"input": ["data:"] * 70 + ["x" * 400]}) >= 100
+
+
+def test_text_that_looks_like_a_picture_is_text() -> None:
+    said = '{"url": "data:image/png;base64,' + "A" * 4000 + '"}'
+    assert tokens_of({"messages": [{"role": "user", "content": said}]}) >= 1000
+
+
+@pytest.mark.parametrize("messages", [None, "x", [], [None], [{}], [{"content": None}]])
+def test_messages_of_any_kind_are_counted(messages: Any) -> None:
+    assert 4 <= tokens_of({"messages": messages}) <= 9
