@@ -68,6 +68,22 @@ class Key:
 ANYONE: Final = Key("open")
 
 
+class Shown:
+    """What a connection showed last, and its hash: most show the same key with every request."""
+
+    __slots__ = ("_authorization", "_digest")
+
+    def __init__(self) -> None:
+        self._authorization = self._digest = b""
+
+    def digest_of(self, authorization: bytes) -> bytes:
+        """Of the key in a header of the scheme Bearer."""
+        if authorization != self._authorization:
+            self._authorization = authorization
+            self._digest = sha256(authorization[7:].strip()).digest()
+        return self._digest
+
+
 class Keys:
     """The keys that this process knows; `open` lets everybody in (static mode without keys only).
 
@@ -93,7 +109,7 @@ class Keys:
         """The database's clock shows this, in unix seconds."""
         self._clock_offset = database_now - monotonic()
 
-    def find(self, authorization: bytes) -> Key | ApiError | bytes:
+    def find(self, authorization: bytes, shown: Shown) -> Key | ApiError | bytes:
         """Whose Authorization header this is; bytes: the hash to look up.
 
         One error for everything that is no key any more or never was (case B19).
@@ -105,7 +121,7 @@ class Keys:
             return BAD_KEY
         if len(authorization) > MAX_KEY_BYTES:
             return BAD_KEY
-        digest = sha256(authorization[7:].strip()).digest()
+        digest = shown.digest_of(authorization)
         key = self._fixed.get(digest) or self.cache.get(digest)
         if key is None:
             # Ours are ASCII: nobody asks Postgres for another.

@@ -12,14 +12,14 @@ from controller.router.multipart import is_form
 from controller.router.routes import Route, find
 
 if TYPE_CHECKING:
-    from controller.router.auth import Key, Keys
+    from controller.router.auth import Key, Keys, Shown
     from controller.router.body import Asked
     from controller.router.http1 import Request
 
     Admitted = tuple[Route | None, Key | None, ApiError | None]
 
 
-def admit(keys: Keys, request: Request, address: str) -> Admitted | bytes:
+def admit(keys: Keys, request: Request, address: str, shown: Shown) -> Admitted | bytes:
     """Everything that can be refused before the body is read, with what is known of the request
     all the same; bytes: this key is not known here."""
     route = find(request.method, request.target)
@@ -29,7 +29,7 @@ def admit(keys: Keys, request: Request, address: str) -> Admitted | bytes:
     unfit = _unfit(request) if odd else None
     if not route.needs_key:
         return route, None, unfit
-    key = keys.find(request.authorization)
+    key = keys.find(request.authorization, shown)
     if isinstance(key, bytes):
         return key
     if isinstance(key, ApiError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from controller.router.auth import Shown
 from controller.router.checking import admit
 from controller.router.clock import monotonic
 from controller.router.connection import Connection
@@ -35,12 +36,13 @@ class ClientConnection(Connection):
 
     __slots__ = (
         "_advancing", "_closing", "_core", "_endless", "_examined", "_exchange", "_hushed",
-        "_lingering", "_pause_above", "_reader", "_stalled", "address", "noted",
+        "_lingering", "_pause_above", "_reader", "_stalled", "address", "noted", "shown",
     )  # fmt: skip
 
     def __init__(self, core: Core, sock: socket.socket, address: str) -> None:
         super().__init__(core.reactor, sock, IN | RDHUP)
         self.address = address
+        self.shown = Shown()
         self.noted: Entry | None = None  # a line for the access log, less the bytes of the answer
         self._core = core
         self._reader = RequestReader(core.config.limits)
@@ -174,7 +176,7 @@ class ClientConnection(Connection):
     def _examine(self, request: Request) -> None:
         """A head without its body: refuse what can be refused, or invite the body (case A38)."""
         self._examined = True
-        admitted = admit(self._core.keys, request, self.address)
+        admitted = admit(self._core.keys, request, self.address, self.shown)
         if isinstance(admitted, bytes):
             self._core.ask_key(admitted, partial(self._identified, request))
         elif admitted[2] is not None:

@@ -18,6 +18,7 @@ from controller.router.deadlines import Deadlines
 from controller.router.errors import KEY_REVOKED
 from controller.router.fleet import Fleet
 from controller.router.reactor import Reactor
+from controller.router.row_ids import RowIds
 from controller.router.statics import Statics
 from controller.router.stats import Stats
 from controller.router.stored import Stored, StoredLog
@@ -42,9 +43,6 @@ log = structlog.get_logger(__name__)
 
 COMPILED: Final = not __file__.endswith(".py")  # by ops/compile
 
-# One digit more, so that `hex` leaves out none of the others.
-_UUID_MASK: Final = ~((0xF000 << 64) | (0xC000 << 48))
-_UUID_VERSION: Final = (1 << 128) | (4 << 76) | (0x8000 << 48)
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 
 
@@ -55,7 +53,8 @@ class Core:
         self.config = config
         self.router_id = config.id or str(uuid.uuid4())  # this process's life in the database
         seed = SystemRandom().getrandbits(256) if config.seed is None else config.seed
-        self._ids = Random(SystemRandom().getrandbits(256))  # noqa: S311 (unique, not secret)
+        self.row_ids = RowIds()
+        self._random = Random(SystemRandom().getrandbits(256))  # noqa: S311 (no secret)
         self.reactor = Reactor()
         self.deadlines = Deadlines()
         self.fleet = Fleet(config, self.reactor, self.deadlines, Random(seed))  # noqa: S311
@@ -79,14 +78,10 @@ class Core:
         self.table_loaded_at: float | None = None  # monotonic
         self._nursery = nursery
 
-    def new_row_id(self) -> str:
-        """A random UUID (version 4) in hex; the standard library's costs ten times as much."""
-        return hex(self._ids.getrandbits(128) & _UUID_MASK | _UUID_VERSION)[3:]
-
     def spread(self, seconds: float) -> int:
         """That much or up to half more, in whole seconds from 1: who is refused with others does
         not come back with them."""
-        return max(1, math.ceil(seconds * (1 + self._ids.random() / 2)))
+        return max(1, math.ceil(seconds * (1 + self._random.random() / 2)))
 
     def request_id(self, asked: bytes, row_id: str) -> bytes:
         """The client's own id when it is harmless, else one made of the row's."""

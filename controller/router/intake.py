@@ -57,7 +57,7 @@ class Intake(ABC):
         self.client = client
         self.request = request
         self.started = monotonic()
-        self.row_id = core.new_row_id()
+        self.row_id = core.row_ids.take()
         self.request_id = core.request_id(request.request_id, self.row_id)
         self.delivery = Delivery(client, core.config.limits)
         client.given = 0
@@ -65,7 +65,7 @@ class Intake(ABC):
 
     def start(self) -> None:
         """The request is complete: take it as far as one callback can."""
-        admitted = admit(self._core.keys, self.request, self.client.address)
+        admitted = admit(self._core.keys, self.request, self.client.address, self.client.shown)
         if isinstance(admitted, bytes):
             self._core.ask_key(admitted, partial(self._identified, self.start))
             return
@@ -95,7 +95,7 @@ class Intake(ABC):
         if not self.request.method:
             self.refuse(fault)  # its head is not here whole: whatever it says of a key
             return
-        admitted = admit(self._core.keys, self.request, self.client.address)
+        admitted = admit(self._core.keys, self.request, self.client.address, self.client.shown)
         if isinstance(admitted, bytes):
             again = partial(self.refuse_head, fault)
             self._core.ask_key(admitted, partial(self._identified, again))

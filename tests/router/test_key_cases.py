@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from controller.router.auth import Key
+from controller.router.auth import Key, Shown
 from controller.router.config import RouterConfig, Timeouts
 from controller.router.errors import BAD_KEY
 from controller.router.server import run_router
@@ -187,7 +187,7 @@ async def test_B17_both_secrets_are_good_until_the_grace_ends(
             await until(partial(ends, running))
 
     def ends(running: Running) -> bool:
-        found = running.core.keys.find(b"Bearer sk-db")
+        found = running.core.keys.find(b"Bearer sk-db", Shown())
         return found is BAD_KEY or (isinstance(found, Key) and found.expires_at is not None)
 
     ahead = [0.0]
@@ -280,7 +280,7 @@ async def test_a_key_is_known_as_soon_as_it_is_made(gate: Gate) -> None:
             await wire.send(b'{"model":"m"}')
             assert (await wire.answer()).status == 200
         wire.close()
-    found = running.core.keys.find(b"Bearer sk-new")
+    found = running.core.keys.find(b"Bearer sk-new", Shown())
     assert isinstance(found, Key)
     org, user = (gate.do(f"id from llmgw.scopes where name = '{name}'") for name in ("acme", "ada"))
     assert (found.chain, found.org, found.team, found.user) == ((org, user), org, None, user)
@@ -331,7 +331,7 @@ async def test_a_subtree_that_moves_while_requests_run(gate: Gate, nursery: trio
         chain = tuple(gate.do("chain from llmgw_core.scope_line where path = 'b/t'"))
 
         def arrived() -> bool:
-            found = [running.core.keys.find(b"Bearer sk-db") for running in routers]
+            found = [running.core.keys.find(b"Bearer sk-db", Shown()) for running in routers]
             return all(isinstance(key, Key) and key.chain == chain for key in found)
 
         await until(arrived)

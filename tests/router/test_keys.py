@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from controller.router.auth import Key, Keys, static_keys
+from controller.router.auth import Key, Keys, Shown, static_keys
 from controller.router.checking import admit
 from controller.router.clock import monotonic
 from controller.router.config import RouterConfig, StaticKey
@@ -41,31 +41,51 @@ def known(*secrets: str, **fields: Any) -> Keys:
 def test_keys_are_found_by_hash() -> None:
     keys = Keys()
     keys.fix(static_keys([StaticKey("a", "s1"), StaticKey("b", "s2", ("m",))]))
-    assert keys.find(b"Bearer s1") == Key("a")
-    assert keys.find(b"bearer s1") == Key("a")
-    assert keys.find(b"Bearer  s2 ") == Key("b", frozenset({"m"}))
+    assert keys.find(b"Bearer s1", Shown()) == Key("a")
+    assert keys.find(b"bearer s1", Shown()) == Key("a")
+    assert keys.find(b"Bearer  s2 ", Shown()) == Key("b", frozenset({"m"}))
     for wrong in (b"", b"Bearer", b"Bearer ", b"Basic s1", b"Bearer s3", b"Bearer " + b"s" * 9999):
-        assert keys.find(wrong) is BAD_KEY
+        assert keys.find(wrong, Shown()) is BAD_KEY
+
+
+def test_a_connection_may_show_another_key_with_each_request() -> None:
+    keys, shown = Keys(), Shown()
+    keys.fix(static_keys([StaticKey("a", "s1"), StaticKey("b", "s2")]))
+    showed = [
+        b"Bearer s1",
+        b"Bearer s1",
+        b"Bearer s2",
+        b"",
+        b"Bearer s3",
+        b"Bearer s2",
+        b"bearer s1",
+    ]
+    found = [keys.find(each, shown) for each in showed]
+    assert [key.id if isinstance(key, Key) else None for key in found] == [
+        "a", "a", "b", None, None, "b", "a",
+    ]  # fmt: skip
+    keys.fix({})
+    assert keys.find(b"bearer s1", shown) is BAD_KEY
 
 
 def test_an_expiry_is_judged_by_the_databases_clock() -> None:
     keys = known("s1", expires_at=1000.0)
-    assert keys.find(b"Bearer s1") is BAD_KEY  # no clock yet: it counts as passed
+    assert keys.find(b"Bearer s1", Shown()) is BAD_KEY  # no clock yet: it counts as passed
     keys.set_clock(990.0)
-    assert keys.find(b"Bearer s1") == Key("s1", None, 1000.0)
+    assert keys.find(b"Bearer s1", Shown()) == Key("s1", None, 1000.0)
     keys.set_clock(1000.5)
-    assert keys.find(b"Bearer s1") is BAD_KEY
+    assert keys.find(b"Bearer s1", Shown()) is BAD_KEY
 
 
 def test_what_is_not_known_is_asked_for_unless_it_cannot_be_ours() -> None:
     keys = known("s1")
-    assert keys.find(b"Bearer s2") is BAD_KEY  # static mode
+    assert keys.find(b"Bearer s2", Shown()) is BAD_KEY  # static mode
     keys.lazy = True
-    assert keys.find(b"Bearer s2") == digest("s2")
+    assert keys.find(b"Bearer s2", Shown()) == digest("s2")
     keys.cache.learn_unknown([digest("s2")], monotonic())
-    assert keys.find(b"Bearer s2") is BAD_KEY
+    assert keys.find(b"Bearer s2", Shown()) is BAD_KEY
     for never in ("Bearer schlüssel".encode(), b"Bearer \xff\xfe", b"Bearer " + b"k" * 10_240):
-        assert keys.find(never) is BAD_KEY
+        assert keys.find(never, Shown()) is BAD_KEY
 
 
 @pytest.mark.parametrize(
@@ -84,7 +104,7 @@ def test_a_key_with_networks_is_good_from_there_only(address: str, good: bool) -
     request = Request()
     request.method, request.target = b"POST", b"/v1/completions"
     request.authorization = b"Bearer s1"
-    found = admit(known("s1", networks=networks), request, address)
+    found = admit(known("s1", networks=networks), request, address, Shown())
     assert not isinstance(found, bytes)
     _, key, unfit = found
     assert key is not None  # so that its row tells whose it was

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from uuid import RFC_4122, UUID
 
 import pytest
 from hypothesis import given
@@ -14,10 +15,21 @@ from controller.router.config import StaticEndpoint
 from controller.router.deadlines import NEVER, Deadlines, Timed
 from controller.router.errors import ApiError
 from controller.router.routes import find
+from controller.router.row_ids import MADE_AT_ONCE, RowIds
 from controller.router.states import MOVES, State
 from controller.router.stats import MOST_COUNTERS, Stats
 from controller.router.table import from_rows, from_static, merged, parse_endpoint
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder, find_usage, read_usage
+
+
+def test_row_ids_are_random_uuids_in_hex() -> None:
+    ids = RowIds()
+    found = [ids.take() for _ in range(2 * MADE_AT_ONCE + 3)]
+    assert len(set(found)) == len(found)
+    read = [UUID(each) for each in found]
+    assert [each.hex for each in read] == found
+    assert {(each.version, each.variant) for each in read} == {(4, RFC_4122)}
+    assert all(len({each[n] for each in found}) > 8 for n in range(32) if n not in (12, 16))
 
 
 class Bell(Timed):
