@@ -58,7 +58,7 @@ def rows(core: Core) -> Iterator[UsageRow]:
         number += 1
         now = trio.current_time()
         yield UsageRow(
-            core.new_row_id(), f"key{number % KEYS:06}", "some-model", f"model-{number % MODELS}",
+            core.row_ids.take(), f"key{number % KEYS:06}", "some-model", f"model-{number % MODELS}",
             7, "chat.completions", "ok", 200, number % 2 == 0, Tokens(700, 300, 256), 0.12, 3.5, 1,
             None, b"req-%032x" % number, now, 0.0, core.keys.now(),
             scopes=(None, 1 + number % KEYS % TEAMS, None),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from controller.router.auth import Shown
 from controller.router.config import RouterConfig, StaticEndpoint, StaticKey, Timeouts
 from controller.router.errors import BAD_KEY
 from controller.router.server import run_router, supervise
@@ -241,7 +242,7 @@ async def test_routes_keys_and_usage_live_in_the_database(
     assert await ask(running.port) == 401
     assert await ask(running.port, "sk-new") == 200
     running.core.keys.set_clock(1300.0)  # it expires by itself
-    assert running.core.keys.find(b"Bearer sk-new") is BAD_KEY
+    assert running.core.keys.find(b"Bearer sk-new", Shown()) is BAD_KEY
     assert await ask(running.port, "sk-new") == 401
     running.stop()
 

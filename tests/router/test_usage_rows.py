@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from controller.router.answer_id import answer_id
+from controller.router.auth import Shown
 from controller.router.config import Retries, RouterConfig, Timeouts
 from controller.router.segment import Owner, Segment
 from controller.router.server import run_router
@@ -303,7 +304,7 @@ async def test_a_row_tells_the_scopes_that_its_key_had_when_it_began(
         "llmgw.key_move_v1('test', 'abcdef', 'old')",
     ):
         look(database, f"select {call}")
-    key = partial(running.core.keys.find, b"Bearer sk-db")
+    key = partial(running.core.keys.find, b"Bearer sk-db", Shown())
     wire = await Wire.open(running.port)
     (old,), (new,) = look(database, "select id from llmgw_core.scope order by id")
     await until(lambda: getattr(key(), "org", None) == old)
