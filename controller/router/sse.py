@@ -82,13 +82,13 @@ class Scanner:
     def passes(self, data: bytes) -> bool:
         """Whether these are whole events with nothing to read or change in them, as nearly all
         are: then they count as fed. Else nothing has happened, and `feed` takes them."""
-        if (
+        if (  # `find`, for `in` makes and clears an exception where the left side is bytes
             self._between
-            and (data[:5] == b"data:" or data[:6] == b"event:")
+            and (data.startswith(b"data:") or data[:6] == b"event:")
             and data[-3:] == b"}\n\n"  # and so not [DONE]
-            and (b'"usage"' not in data or _USAGE_OBJECT.search(data) is None)
-            and b'"error"' not in data
-            and (self._stop is None or self._stop not in data)
+            and (data.find(b'"usage"') < 0 or _USAGE_OBJECT.search(data) is None)
+            and data.find(b'"error"') < 0
+            and (self._stop is None or data.find(self._stop) < 0)
         ):
             self._parts += data.count(self._part)  # as _remember, without the price of a call
             self._before_last = self._last
