@@ -23,6 +23,12 @@ MOST_MEDIA: Final = 64
 """So many pieces of base64 are left out of a prompt."""
 _MEDIA: Final = b'"data:', b'"data":"', b'"data": "'
 _MAY_BE_MEDIA: Final = b'"data'
+_OF_TEXT: Final = frozenset((
+    "role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content",
+    "refusal",
+))  # fmt: skip
+"""Fields of a message that hold no media where its content is a text. Others may: engines that
+speak send their sound beside the text, and get it back with the next request."""
 
 
 class Answer(Protocol):
@@ -90,12 +96,14 @@ def prompt_tokens(asked: Asked) -> int:
 
 
 def _is_text(document: dict[str, Any]) -> bool:
-    """Whether all its messages are texts, so that there is nothing else to be looked for."""
+    """Whether all its messages are texts and nothing else: then no media are to be looked for."""
     messages = document.get("messages")
     if type(messages) is not list:
         return False
     for message in messages:
         if type(message) is not dict or type(message.get("content")) is not str:
+            return False
+        if not message.keys() <= _OF_TEXT:
             return False
     return True
 

@@ -119,9 +119,20 @@ def test_pictures_in_a_prompt_are_no_text() -> None:
     assert tokens_of({"input": ["data:"] * 70 + ["x" * 400]}) >= 100
 
 
-def test_text_that_looks_like_a_picture_is_text() -> None:
+def test_media_beside_what_a_message_says_are_no_text() -> None:
+    sound = "A" * 100_000
+    for beside in (
+        {"audio": {"id": "a", "data": sound}},
+        {"images": [f"data:image/png;base64,{sound}"]},
+        {"video": f"data:video/mp4;base64,{sound}"},
+    ):
+        assert tokens_of({"messages": [{"role": "assistant", "content": "hi", **beside}]}) < 200
+
+
+@pytest.mark.parametrize("beside", [{}, {"name": "a"}, {"tool_calls": [], "reasoning": "so"}])
+def test_text_that_looks_like_a_picture_is_text(beside: dict[str, Any]) -> None:
     said = '{"url": "data:image/png;base64,' + "A" * 4000 + '"}'
-    assert tokens_of({"messages": [{"role": "user", "content": said}]}) >= 1000
+    assert tokens_of({"messages": [{"role": "user", "content": said, **beside}]}) >= 1000
 
 
 @pytest.mark.parametrize("messages", [None, "x", [], [None], [{}], [{"content": None}]])
