@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     import trio
 
-    from controller.router.reactor import Reactor, Sender
+    from controller.router.connection import Connection
+    from controller.router.reactor import Reactor
     from controller.router.upstream import UpstreamConnection
 
 CLIENTS = 32
@@ -81,7 +82,7 @@ class NoReactor:
 
     modify = unregister = close_socket = call_soon = register
 
-    def send_soon(self, sender: Sender) -> None:
+    def send_soon(self, sender: Connection) -> None:
         """Each turn is one event here."""
         sender.send_held()
 
