@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,23 @@ def test_any_cut_gives_the_same_requests(
     assert [(request.version, request.body) for request in at_once.ready] == said
     assert at_once.fault is in_pieces.fault is None
     assert not at_once.begun
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"GET /x HTTP/1.0\r\n", b"A: bcd HTTP/1.1\r\n\r\n"),
+        (b"GET /x HTTP/1.1\r\nHost: a\r\n\r\nGET /x HTTP/1.0\r\n\r\n",),
+        (b"\r\nGET /x HTTP/1.0\r\nA: HTTP/1.1\r\n\r\n",),
+        (b"GET /x HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nA: HTTP/1.1\r\n\r\n",),
+    ],
+)
+def test_no_version_is_read_but_in_a_requests_own_first_line(pieces: tuple[bytes, ...]) -> None:
+    reader = RequestReader(Limits())
+    for piece in pieces:
+        reader.feed(piece)
+    assert [request.version for request in reader.ready][-1:] == ["1.0"]
+    assert reader.fault is None
 
 
 @given(st.binary(max_size=300))
