@@ -89,8 +89,9 @@ def line(entry: Entry, sent: int, ended: str) -> bytes:
 def _line(
     row: UsageRow, replica: str | None, client: str, received: int, sent: int, ended: str
 ) -> bytes:
-    """Written out: a dictionary and its encoder take twice as long. TypeError or ValueError where
-    something of it can be no JSON. The request's id is harmless (`Core.request_id`)."""
+    """Written out: where it is compiled a dictionary and its encoder take twice as long. TypeError
+    or ValueError where something of it can be no JSON. The request's id is harmless
+    (`Core.request_id`)."""
     tokens = row.tokens
     return (
         f'{{"time":"{ended}","request_id":"{row.request_id.decode()}",'
