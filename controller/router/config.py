@@ -6,14 +6,14 @@ Plain frozen values; `controller/config.py` reads files and environment and buil
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 from controller.router.breaker import BreakerRules
 
-MIB = 1024 * 1024
+MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Retries:
     floor: int = 3  # retries in 10 s that are always allowed
 
 
-FALLBACK_ON = frozenset(("unavailable", "timeout", "error"))
+FALLBACK_ON: Final = frozenset(("unavailable", "timeout", "error"))
 """Reasons to ask another model (`fallbacks.py`), unless the settings or the request differ."""
 
 
