@@ -12,7 +12,8 @@ import orjson
 
 _NAME: Final = b'"usage"'
 _OPENING: Final = re.compile(rb'"usage"\s*:\s*\{')
-_MAY_OPEN: Final = re.compile(rb'"usage"\s*(?::\s*(?:\{|\Z)|\Z)')
+_MAY_OPEN: Final = re.compile(rb'"usage"\s*(?::\s*)?')
+_ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 _LONGEST: Final = 8192  # a usage object with all details is under 1 KiB
 
 
@@ -130,62 +131,105 @@ def _detail(usage: dict[str, Any], holders: tuple[str, ...], name: str) -> Any:
 
 
 class UsageFinder:
-    """Finds the last usage object of a JSON answer that passes by in pieces, in bounded memory."""
+    """Finds the usage object of a JSON answer that passes by in pieces, in bounded memory.
 
-    __slots__ = ("_before", "_captured", "_carry")
+    The answer's own one lies in no other object; what a client wrote and an engine tells again,
+    metadata or the parameters of a tool, may hold a key of that name before it or behind it.
+    """
+
+    __slots__ = ("_captured", "_carry", "_nesting")
 
     def __init__(self) -> None:
-        self._carry = b""
-        self._captured: bytes | None = None
-        self._before: bytes | None = None  # the one that came before that, if it was an object
+        self._carry = b""  # what may be the beginning of one, or of its name
+        self._captured: bytes | None = None  # the least nested so far, the last of several
+        self._nesting = Nesting()  # how much deeper than that the text is by now
 
     def feed(self, piece: bytes) -> None:
         window = self._carry + piece if self._carry else piece
-        at = _last(window)
-        if at >= 0:
-            self._before = self._object()
-            self._captured = window[at : at + _LONGEST]
-        elif self._captured is not None and len(self._captured) < _LONGEST:
-            self._captured += piece[: _LONGEST - len(self._captured)]
-        self._carry = window[-(len(_NAME) - 1) :] if at < 0 else piece[-(len(_NAME) - 1) :]
+        passed = 0
+        at = window.find(_NAME)
+        while at >= 0 and not _may_open(window, at):
+            if _OPENING.match(window, at):
+                self._pass(window[passed:at])
+                passed = at
+                if self._captured is None or self._nesting.depth <= 0:
+                    self._captured, self._nesting = b"", Nesting()
+            at = window.find(_NAME, at + len(_NAME))
+        keep = at if at >= 0 else max(passed, len(window) - len(_NAME) + 1)
+        self._pass(window[passed:keep])
+        self._carry = window[keep:]
+
+    def _pass(self, text: bytes) -> None:
+        """All of it comes behind what was captured, if anything was."""
+        if text and self._captured is not None:
+            room = _LONGEST - len(self._captured)
+            if room > 0:
+                self._captured += text[:room]
+            self._nesting.feed(text)
 
     def tokens(self) -> Tokens:
-        """What was found; unknown when there was no complete usage object."""
-        text = self._object()
-        return UNKNOWN if text is None else _read_at(text)
+        """What was found, once the answer is over; unknown when there was no complete object, or
+        none but within others."""
+        self._pass(self._carry)
+        self._carry = b""
+        nested = self._nesting.depth < -1  # an answer ends as many objects as it is in
+        return UNKNOWN if self._captured is None or nested else _read_at(self._captured)
 
-    def _object(self) -> bytes | None:
-        """The last one captured that is an object, or its beginning."""
-        text = self._captured
-        return text if text is not None and _OPENING.match(text) else self._before
+
+class Nesting:
+    """Counts the objects that JSON text opens and ends; braces in its strings are none."""
+
+    __slots__ = ("_escaping", "_quoted", "depth")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._quoted = 0  # 1: the next byte is in a string
+        self._escaping = False  # the next byte follows a backslash
+
+    def feed(self, text: bytes) -> None:
+        if self._escaping:
+            text = text[1:]
+        text = _ESCAPED.sub(b"", text)
+        self._escaping = text.endswith(b"\\")
+        parts = text.split(b'"')
+        for part in parts[self._quoted :: 2]:
+            self.depth += part.count(b"{") - part.count(b"}")
+        self._quoted ^= (len(parts) - 1) & 1
+
+
+def _may_open(text: bytes, at: int) -> bool:
+    """Whether `text` ends where the brace of what begins at `at` may come next."""
+    return len(text) - at < _LONGEST and _MAY_OPEN.fullmatch(text, at) is not None
 
 
 def find_usage(answer: bytes) -> Tokens:
-    """What a whole JSON answer tells; unknown when there is no usage object in it."""
+    """What a whole JSON answer tells; unknown when there is no usage object of its own in it."""
     at = answer.rfind(_NAME)
     if at < 0:
         return UNKNOWN
     start = at + len(_NAME)
-    flat = answer[start : answer.find(b"}", start) + 1]
-    if flat[:2] == b":{" and flat.find(b"{", 2) < 0 and len(flat) < _LONGEST:
+    end = answer.find(b"}", start) + 1
+    flat = answer[start:end]
+    plain = flat[:2] == b":{" and flat.find(b"{", 2) < 0 and len(flat) < _LONGEST
+    # One brace behind it: the answer's. Nearly all answers end so.
+    if plain and answer.find(b"}", end) == answer.rfind(b"}"):
         return read_usage(_object(flat[1:]))
-    at = _last(answer)
-    return UNKNOWN if at < 0 else _read_at(answer[at : at + _LONGEST])
-
-
-def _last(text: bytes) -> int:
-    """Where the last usage object begins, or may do where the text ends; below 0: there is none.
-    A client's own metadata, told again behind it, may have a key of that name."""
-    at = text.rfind(_NAME)
-    while at >= 0 and _MAY_OPEN.match(text, at) is None:
-        at = text.rfind(_NAME, 0, at)
-    return at
+    usage = answer[at : at + _LONGEST]
+    end = at + _length(usage)
+    behind = Nesting()
+    behind.feed(answer[end:])
+    if end > at and behind.depth == -1:
+        return _read_at(usage)
+    finder = UsageFinder()
+    finder.feed(answer)
+    return finder.tokens()
 
 
 def _read_at(text: bytes) -> Tokens:
     """The counts of the usage object that `text` begins with."""
-    found = _OPENING.match(text)
-    return UNKNOWN if found is None else read_usage(_balanced(text, found.end() - 1))
+    end = _length(text)
+    begin = text.find(b"{")
+    return read_usage(_object(text[begin:end]))
 
 
 def _object(text: bytes) -> Any:
@@ -195,12 +239,12 @@ def _object(text: bytes) -> Any:
         return None
 
 
-def _balanced(text: bytes, start: int) -> Any:
-    """The JSON object that begins at `start`; a usage object holds no braces in strings."""
-    end = text.find(b"}", start) + 1
+def _length(text: bytes) -> int:
+    """Of the usage object that `text` begins with, and its name; 0 when it is not all there. It
+    holds no braces in strings."""
+    end = text.find(b"}") + 1 if _OPENING.match(text) else 0
     while end > 0:
-        candidate = text[start:end]
-        if candidate.count(b"{") == candidate.count(b"}"):
-            return _object(candidate)
+        if text.count(b"{", 0, end) == text.count(b"}", 0, end):
+            return end
         end = text.find(b"}", end) + 1
-    return None
+    return 0

@@ -163,18 +163,40 @@ def test_a_body_is_rewritten_only_when_it_must() -> None:
     assert isinstance(read(b"[]"), ApiError)
 
 
+FREE = '"usage": {"input_tokens": 0, "output_tokens": 0}'
+"""What a client would like to pay."""
+
+
 @pytest.mark.parametrize(
-    "behind",
-    ['"metadata": {"usage": "billing"}', '"usage": null', '"x": {"usage" : 5}, "y": ["usage"]'],
-)
+    "told_again",
+    [
+        '"metadata": {"usage": "billing"}', '"usage": null', '"x": {"usage" : 5}, "y": ["usage"]',
+        f'"metadata": {{{FREE}}}', f'"metadata": {{"a": "}}}}\\\\\\"}}", {FREE}, "b": "{{"}}',
+        f'"content": [{{"input": {{{FREE}}}}}], "x": {{"y": {{"z": {{{FREE}}}}}}}',
+        '"tools": [{"parameters": {"properties": {"usage": {"type": "object"}}}}]',
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("size", [1, 7, 100_000])
-def test_a_key_called_usage_behind_the_usage_hides_nothing(behind: str, size: int) -> None:
-    """A client chooses its metadata, and must not choose what it pays."""
-    answer = f'{{"usage": {{"input_tokens": 4, "output_tokens": 2}}, {behind}}}'.encode()
+@pytest.mark.parametrize("before", [False, True])
+def test_a_key_called_usage_elsewhere_in_an_answer_hides_nothing(
+    told_again: str, size: int, before: bool
+) -> None:
+    """A client chooses its metadata and its tools, and must not choose what it pays: SGLang tells
+    both behind the usage of a response."""
+    usage = '"usage": {"input_tokens": 4, "output_tokens": 2}'
+    answer = "{" + ", ".join([told_again, usage] if before else [usage, told_again]) + "}"
+    text = answer.encode()
     finder = UsageFinder()
-    for start in range(0, len(answer), size):
-        finder.feed(answer[start : start + size])
-    assert (finder.tokens(), find_usage(answer)) == (Tokens(4, 2), Tokens(4, 2))
+    for start in range(0, len(text), size):
+        finder.feed(text[start : start + size])
+    assert (finder.tokens(), find_usage(text)) == (Tokens(4, 2), Tokens(4, 2))
+
+
+def test_usage_in_another_object_only_is_not_the_answer_s() -> None:
+    for text in (f'{{"metadata": {{{FREE}}}}}', f'{{"a": {{{FREE}}}, "b": [{{"c": 1}}]}}'):
+        finder = UsageFinder()
+        finder.feed(text.encode())
+        assert (finder.tokens(), find_usage(text.encode())) == (UNKNOWN, UNKNOWN)
 
 
 @given(st.data())
