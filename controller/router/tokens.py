@@ -92,7 +92,18 @@ def read_usage(usage: Any) -> Tokens:
     )
     told = ("completion_tokens_details", "output_tokens_details")
     reasoning = _first(_detail(usage, told, "reasoning_tokens"), get("reasoning_tokens"))
+    completion = _all_made(get("total_tokens"), prompt, completion, reasoning)
     return Tokens(prompt, completion, cached, reasoning)
+
+
+def _all_made(
+    total: Any, prompt: int | None, completion: int | None, reasoning: int | None
+) -> int | None:
+    """What was reasoned is part of the completion; xAI counts it beside it, as its total tells,
+    and bills it alike."""
+    if reasoning and prompt is not None and completion is not None:
+        return completion + (reasoning if total == prompt + completion + reasoning else 0)
+    return completion
 
 
 def _is_usual(usage: dict[str, Any]) -> bool:

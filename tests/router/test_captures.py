@@ -57,7 +57,7 @@ STREAMS: list[tuple[str, Dialect, Tokens]] = [
     ("groq-tool-call.chunks.txt", CHAT, Tokens(210, 15)),
     ("openai-chat-text.chunks.txt", CHAT, Tokens(16, 300, 0, 0)),
     ("openai-completion-text.chunks.txt", TEXT, Tokens(14, 16)),
-    ("xai-tool-call.chunks.txt", CHAT, Tokens(291, 26, 290, 196)),
+    ("xai-tool-call.chunks.txt", CHAT, Tokens(291, 222, 290, 196)),  # 26 and 196
     ("openai-responses-text.chunks.txt", RESPONSES, Tokens(7112, 463, 3072, 64)),
     ("anthropic", MESSAGES, Tokens(29, 17, 5)),
 ]

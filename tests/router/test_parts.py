@@ -230,6 +230,15 @@ def test_odd_counts_are_unknown() -> None:
     assert read_usage({"prompt_tokens": 0}) == Tokens(0, None, None)
 
 
+@pytest.mark.parametrize(("total", "made"), [(513, 222), (317, 26), (None, 26), ("513", 26)])
+def test_what_was_reasoned_is_part_of_the_completion(total: Any, made: int) -> None:
+    """xAI tells 26 tokens, 196 that were reasoned, and a total and a price of all: the row has
+    more reasoned than made otherwise, and a bill of an eighth."""
+    usage = {"prompt_tokens": 291, "completion_tokens": 26, "total_tokens": total,
+             "completion_tokens_details": {"reasoning_tokens": 196}}  # fmt: skip
+    assert read_usage(usage) == Tokens(291, made, None, 196)
+
+
 def test_routes() -> None:
     for method, path, status in (
         (b"GET", b"/", 404), (b"GET", b"/v1/models/", 404), (b"DELETE", b"/v1/models", 405),
