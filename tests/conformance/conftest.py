@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 """Two programs start, each some seconds of a core."""
 KEY = "sk-conformance"
+MADE = {"tiny": 8, "fake": 3}
+"""Tokens of a chat's answer by model: the real engine's, asked for so many, and the fake one's."""
 ENGINE_KEY = "sk-of-the-real-engine"
 SETTINGS = """
 [[keys]]

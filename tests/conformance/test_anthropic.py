@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import anthropic
@@ -40,6 +41,29 @@ def test_a_message_plain_and_streamed(client: Any) -> None:
     assert text
     assert final.stop_reason in ("max_tokens", "end_turn")
     assert final.usage.output_tokens > 0
+
+
+def test_the_fake_engine_s_message_plain_and_streamed(client: Any, told: FakeEngine) -> None:
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "fake",
+               "content": [{"type": "text", "text": "hello"}], "stop_reason": "end_turn",
+               "stop_sequence": None, "usage": {"input_tokens": 3, "output_tokens": 2}}  # fmt: skip
+    told.default = {"body": message}
+    assert client.messages.create(model="fake", **ASK).content[0].text == "hello"
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "ping"},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hey"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+         "usage": {"output_tokens": 17}},
+        {"type": "message_stop"},
+    ]  # fmt: skip
+    lines = (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+    told.default = {"raw": "".join(lines)}
+    with client.messages.stream(model="fake", **ASK) as stream:
+        assert "".join(stream.text_stream) == "hey"
+        assert stream.get_final_message().usage.output_tokens == 17
 
 
 def test_a_bearer_token_opens_too(door: Door) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import litellm
 import pytest
 
-from tests.conformance.conftest import KEY
+from tests.conformance.conftest import KEY, MADE
 
 if TYPE_CHECKING:
     from tests.conformance.conftest import Door
@@ -15,16 +15,27 @@ if TYPE_CHECKING:
 SAY = [{"role": "user", "content": "Say something."}]
 
 
-def _ask(door: Door, **more: Any) -> Any:
-    given = {"model": "openai/tiny", "messages": SAY, "max_tokens": 8, "temperature": 0}
+both_engines = pytest.mark.parametrize("model", MADE)
+
+
+def _ask(door: Door, model: str, **more: Any) -> Any:
+    given = {"model": f"openai/{model}", "messages": SAY, "max_tokens": 8, "temperature": 0}
     return litellm.completion(**given, api_base=door.v1, api_key=KEY, num_retries=0, **more)
 
 
-def test_a_chat_plain_and_streamed_says_the_same(door: Door) -> None:
-    whole = _ask(door)
-    assert whole.usage.completion_tokens == 8
-    text = "".join(part.choices[0].delta.content or "" for part in _ask(door, stream=True))
-    assert text == whole.choices[0].message.content
+@both_engines
+def test_a_chat_plain_and_streamed(door: Door, model: str) -> None:
+    whole = _ask(door, model)
+    assert whole.usage.completion_tokens == MADE[model]
+    text = "".join(part.choices[0].delta.content or "" for part in _ask(door, model, stream=True))
+    assert text == (whole.choices[0].message.content if model == "tiny" else "tok0 tok1 tok2 ")
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")  # by litellm
+@both_engines
+def test_a_stream_tells_usage_when_it_is_asked_for(door: Door, model: str) -> None:
+    parts = list(_ask(door, model, stream=True, stream_options={"include_usage": True}))
+    assert parts[-1].usage.completion_tokens == MADE[model]
 
 
 def test_embeddings(door: Door) -> None:
