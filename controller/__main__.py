@@ -76,6 +76,9 @@ def _run(settings: Settings, worker: int, read: Callable[[], Settings]) -> int:
                 click.echo(f"llmgw-controller: {_port_trouble(error, routers) or error}", err=True)
                 return 1
             return trio.run(Supervisor(settings, _arguments(), runtime).run)
+        if settings.role == "router" and settings.workers > 1 and lifeline(LIFELINE) is None:
+            told = "this is one worker of several: --role all starts all of them"
+            log.warning(told, workers=settings.workers)
         code = 0
         try:
             trio.run(_alone, settings, _role(settings, runtime, worker, read))

@@ -201,6 +201,15 @@ def test_workers_share_one_port_and_one_page(static):
     ]
 
 
+def test_a_router_that_runs_alone_says_that_it_is_one_of_its_workers(static, start, engine):
+    told = "this is one worker of several: --role all starts all of them"
+    flags = ("--endpoint", f"a={engine.url}=m", "--workers", "2")
+    alone = start(None, *flags, role="router")
+    until(lambda: serves(alone), "the router serves")
+    assert [said["workers"] for said in alone.events(told)] == [2]
+    assert not static("--workers", "2").events(told)
+
+
 def test_sighup_ends_no_router_and_lines_of_all_workers_are_whole(start, engine):
     one = start(
         None, "--endpoint", f"a={engine.url}=m", "--workers", "2", role="all",
