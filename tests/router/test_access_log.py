@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, lists
 
-from controller.router.access_line import LINES, MOST_WORDS, Lines, _words
+from controller.router.access_line import LINES, MOST_WORDS, Lines, _words, line
 from controller.router.access_log import Sink, parts
 from controller.router.config import Timeouts
 from controller.router.stats import Stats
 from controller.router.tokens import Tokens
 from controller.router.usage import UsageRow
+from tests.router.captures import REPOSITORY
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -95,6 +96,12 @@ async def test_every_end_of_a_request_is_one_line_without_secrets(
     for secret in ("sk-test", "sk-bad-key", "my words", 'hi"'):
         assert secret not in text
     assert path.stat().st_mode & 0o077 == 0o040
+
+
+def test_a_line_has_the_fields_that_the_documentation_tells_in_their_order() -> None:
+    fields = json.loads(line((row(), None, "::1", 0), 0, "now"))
+    documented = (REPOSITORY / "controller/router/README.md").read_text()
+    assert f"`{' '.join(fields)}`" in documented
 
 
 async def test_a_line_tells_every_byte_of_an_answer(house: House, tmp_path: Path) -> None:
