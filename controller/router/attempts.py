@@ -132,6 +132,8 @@ class Attempts(Timed):
         core = self._core
         error: ApiError | None = errors.no_replica(self.model)
         if core.fleet.serves(self.serving):
+            if self._flees("unavailable"):
+                return None
             error = self._wait_for_place()
         elif core.fleet.wakes(self.model) and self.serving == self.model:
             error = core.waiting.enter(self, self._request)
@@ -200,7 +202,7 @@ class Attempts(Timed):
         if verdict.reason == "connect_failed":
             if self._reconnect():
                 return None
-        elif self._another(verdict):
+        elif self._another(verdict, "timeout" if cause.is_timeout else "error"):
             return None
         return self._instead(self.error_of(failure))
 
@@ -220,7 +222,8 @@ class Attempts(Timed):
             self.target.pool.answered(502)  # no client can cause it, and others may have its share
         elif status in BY_STATUS:
             self.target.pool.answered(status)
-        return whole and (self._another(verdict) or self._fall_back(fallbacks.REASONS.get(status)))
+        reason = fallbacks.REASONS.get(status)
+        return whole and (self._another(verdict, reason) or self._fall_back(reason))
 
     def holds(self, status: int) -> bool:
         """Whether an answer with this status is decided on before the client sees it."""
@@ -302,8 +305,11 @@ class Attempts(Timed):
 
     # -- again -----------------------------------------------------------------------------------
 
-    def _another(self, verdict: Verdict) -> bool:
-        """Send to a replica not tried yet; False when the table, the bound or the budget forbid."""
+    def _another(self, verdict: Verdict, reason: str | None) -> bool:
+        """Send to a replica not tried yet; False when the table, the bound or the budget forbid.
+
+        `reason`: why a fallback may have it, when all of these fail.
+        """
         if verdict.again is Again.NEVER or (verdict.again is Again.ONCE and self._resent):
             return False
         if self.count - self._connect_failures >= self._core.config.retries.attempts:
@@ -311,6 +317,8 @@ class Attempts(Timed):
         if not self._may_queue() or not self._affords(verdict.reason):
             return False
         other = self._untried()
+        if other is None and self._flees(reason):
+            return True
         self._pay()
         self._resent = self._resent or verdict.again is Again.ONCE
         self._again = verdict.reason
@@ -370,7 +378,7 @@ class Attempts(Timed):
             self._send(other)
             return True
         if self._may_queue():
-            return self._queue()
+            return self._flees("error") or self._queue()
         self.tried = ()
         back_at = max(self._core.fleet.back_at(self.serving), monotonic() + LOOK_AGAIN_S)
         if back_at - self.started > self._core.config.timeouts.connect_s:
@@ -384,6 +392,11 @@ class Attempts(Timed):
         """None when a fallback answers instead of this error of ours; a 4xx is the client's."""
         elsewhere = error.status >= 500 and self._fall_back(fallbacks.REASONS.get(error.status))
         return None if elsewhere else error
+
+    def _flees(self, reason: str | None) -> bool:
+        """Send to a fallback at once, where all replicas that are left fail: waiting for the next
+        probe of one would take its whole pause, and may be in vain."""
+        return self._core.fleet.fails(self.serving, self.tried) and self._fall_back(reason)
 
     def _fall_back(self, reason: str | None) -> bool:
         """Send to the next model of the chain that has a ready replica."""

@@ -66,6 +66,11 @@ class Breaker:
         """Closed and no failure remembered: a good answer changes nothing."""
         return self.closed and not self._history
 
+    @property
+    def tripped(self) -> bool:
+        """Whether it failed so often that it gets probes only."""
+        return self.phase is Phase.OPEN or self.phase is Phase.HALF_OPEN
+
     def shown(self, now: float) -> Phase:
         """For people: a hold that is over keeps nobody away, though nobody came since."""
         over = self.phase is Phase.HELD and now >= self.until

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from controller.router.breaker import Phase
 from controller.router.choose import Group, Want, choose
 from controller.router.clock import monotonic
 from controller.router.pool import Pool, Target
@@ -115,6 +114,15 @@ class Fleet:
             target.pool not in tried and target.pool.breaker.closed for target in group.members
         )
 
+    def fails(self, model: str, tried: tuple[Pool, ...] = ()) -> bool:
+        """Whether each ready replica that was not tried failed lately: none is only full or busy,
+        so that who waits for one may wait in vain."""
+        return all(
+            target.pool.breaker.tripped
+            for target in self._ready[model].members
+            if target.pool not in tried
+        )
+
     def can_serve(self) -> bool:
         """Whether any model has a ready replica, or starts when it is asked for."""
         return bool(self._ready or self._on_demand)
@@ -184,9 +192,7 @@ class Fleet:
         return [
             pool
             for pool in self.pools.values()
-            if not pool.breaker.closed
-            and pool.breaker.phase is not Phase.HELD
-            and pool.breaker.until > now
+            if pool.breaker.tripped and pool.breaker.until > now
         ]
 
     def trips(self) -> dict[str, int]:

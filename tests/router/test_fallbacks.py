@@ -170,6 +170,50 @@ async def test_C10_a_model_without_a_replica_falls_back(house: House) -> None:
     assert house.core.snapshot()["admissions"] == [["b", "at_once", 1]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", ["none", "unavailable"])
+async def test_C10_nobody_waits_for_replicas_that_fail_where_another_model_may_answer(
+    house: House, asked: str, stream: bool
+) -> None:
+    """Else each request waits for the end of a pause, to be the probe that fails (up to 30 s)."""
+    await start(house, {}, {})
+    breaker = house.core.fleet.pools["on-a"].breaker
+    breaker.resume(time.monotonic() + 1.0, 1.0)
+    answer = await told(house, headers={**EXPLAIN, "x_llmgw_fallback": asked}, stream=stream)
+    assert answer.status == 200
+    if asked == "none":
+        assert answer.headers["x-llmgw-model"] == "a"
+        assert int(answer.headers["x-llmgw-queue-ms"]) > 100
+    else:
+        assert answer.headers["x-llmgw-fallback"] == "b; on=unavailable; by=request"
+        assert answer.headers["x-llmgw-queue-ms"] == "0"
+        assert (breaker.phase, house.engines[0].chats()) == (Phase.OPEN, [])
+
+
+async def test_C10_who_is_busy_is_waited_for_before_another_model_answers(house: House) -> None:
+    await start(house, {}, {})
+    house.core.fleet.pools["on-a"].busy()
+    assert (await told(house)).headers["x-llmgw-model"] == "a"
+
+
+@pytest.mark.parametrize("how", [{"status": 500}, None])
+async def test_C10_who_failed_and_finds_only_replicas_that_fail_falls_back_at_once(
+    house: House, how: dict[str, Any] | None
+) -> None:
+    bad = house.dead() if how is None else house.engine(**how).url
+    other, instead = house.engine(), house.engine()
+    await house.start(
+        endpoints=(StaticEndpoint("bad", bad, ("a",)), StaticEndpoint("tripped", other.url, ("a",)),
+                   StaticEndpoint("b", instead.url, ("b",))),
+        fallbacks=(("a", ("b",)),), retries=PLENTY,
+    )  # fmt: skip
+    house.core.fleet.pools["tripped"].breaker.resume(time.monotonic() + 10.0, 10.0)
+    answer = await told(house)
+    assert answer.headers["x-llmgw-fallback"] == "b; on=error; by=settings"
+    assert answer.headers["x-llmgw-queue-ms"] == "0"
+    assert other.chats() == []
+
+
 async def test_an_attempt_that_is_not_made_again_is_no_retry(house: House) -> None:
     await start(house, None, {}, timeouts=Timeouts(connect_s=30.0))
     core, fleet = house.core, house.core.fleet
