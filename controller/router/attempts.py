@@ -402,18 +402,20 @@ class Attempts(Timed):
         """Send to the next model of the chain that has a ready replica."""
         if reason not in self.may_fall_back:
             return False
+        free = reason == "refusal"  # the engine did nothing for it, and its breaker never opens
         if self._chain is None:
             self._chain = fallbacks.chain(self.model, self._core.fleet.names)
         while self._chain:
             name = self._chain.popleft()
             if not self._core.fleet.serves(name):
                 continue
-            if not self._affords("fallback"):
+            if not free and not self._affords("fallback"):
                 return False
             target = self._core.fleet.choose(name, (), self.want)
             if target is None:
                 continue
-            self._pay()
+            if not free:
+                self._pay()
             self._core.stats.fall_back(self.model, name, reason)
             self._core.stats.move_in_flight(self.serving, name)
             self.serving, self.fallback, self.tried, self._again = name, reason, (), None

@@ -293,6 +293,16 @@ async def test_the_budget_bounds_fallbacks_too(house: House) -> None:
     assert house.core.stats.retries_refused == {"fallback": 1}
 
 
+async def test_C10_refusals_fall_back_however_many_there_are(house: House) -> None:
+    """A model for short prompts before one for long ones: a tenth of these had been answered."""
+    await start(
+        house, TOO_LONG, {}, retries=Retries(3, 0.0, 0), fallback_on=frozenset(("refusal",))
+    )
+    for _ in range(3):
+        assert (await told(house)).headers["x-llmgw-fallback"] == "b; on=refusal; by=settings"
+    assert house.core.stats.retries_refused == {}
+
+
 async def test_a_fallback_that_nobody_can_pay_is_no_probe(house: House) -> None:
     await start(house, BUSY, {}, retries=Retries(3, 0.0, 0))
     breaker = house.core.fleet.pools["on-b"].breaker
