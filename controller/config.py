@@ -362,6 +362,12 @@ def _judge_names(settings: Settings) -> None:
     """An alias or a fallback that means nothing would be passed over in silence."""
     fixed = [endpoint(text).models for text in settings.endpoints]
     if not all(fixed):
+        if not settings.replicas.health:
+            text = settings.endpoints[fixed.index(())]
+            raise BadConfig(
+                f"endpoints: {text!r} names no model, and with replicas.health = 0 nobody asks it: "
+                "name its models, as id=URL=model, or let replicas.health be more than 0"
+            )
         return  # an endpoint that lists its models itself may have any
     models = {model for found in fixed for model in found}
     known = f"fixed replicas (endpoints) serve {', '.join(sorted(models)) or 'no model'}"

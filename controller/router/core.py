@@ -147,6 +147,9 @@ class Core:
         if self.statics.all and not self.fleet.can_serve():
             found = self.statics.unhealthy().items()
             reasons += [f"endpoint {name} is unhealthy: {why}" for name, why in found]
+            reasons += [
+                f"endpoint {name} has not told its models yet" for name in self.statics.unknown()
+            ]
         return reasons
 
     def waits(self, model: str) -> int:

@@ -106,6 +106,10 @@ class Statics:
         """Why, by id."""
         return {s.entry.id: s.why or "unknown" for s in self.all if not s.healthy}
 
+    def unknown(self) -> list[str]:
+        """Those whose models nobody knows yet, by id; the unhealthy ones apart."""
+        return [s.entry.id for s in self.all if s.healthy and not s.models]
+
     async def read_keys(self) -> bool:
         """Read the files of keys again; whether any is new. A bad one leaves the key as it is."""
         changed = False

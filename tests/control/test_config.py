@@ -382,6 +382,13 @@ def test_A37_origins_are_a_list_or_every_one_and_reach_the_router(of, bare, tmp_
     assert of().cors == ("*",)
 
 
+def test_an_endpoint_that_nobody_asks_for_its_models_must_name_them(of):
+    never = '[replicas]\nhealth = "0s"\n'
+    assert of(STATIC + never).replicas.health == 0
+    told = fault(of, 'endpoints = ["a=http://h:1=m", "b=http://h:2"]\n' + never)
+    assert told.startswith("endpoints: 'b=http://h:2' names no model, and with replicas.health = 0")
+
+
 def test_an_alias_or_fallback_of_a_model_that_nobody_has_is_refused(of, bare):
     known = STATIC + 'aliases = { chat = "llama" }\n'
     two = 'endpoints = ["a=http://h:1=llama,small"]\naliases = { chat = "small" }\n'

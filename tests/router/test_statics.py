@@ -103,11 +103,21 @@ async def test_without_any_healthy_endpoint_the_router_is_not_ready(house: House
     assert (await house.ask()).status == 200
 
 
+async def test_a_router_that_knows_no_model_yet_is_not_ready(house: House) -> None:
+    """Else a load balancer sends it requests that are 404 for a moment, which nobody repeats."""
+    await house.start(endpoints=(StaticEndpoint("e0", house.engine().url, ()),))  # never asked
+    wire = await house.wire()
+    answer = await wire.get("/readyz", key=None)
+    assert answer.status == 503
+    assert answer.json["reasons"] == ["endpoint e0 has not told its models yet"]
+
+
 async def test_an_engine_may_come_after_the_router(house: House) -> None:
     engine = house.engine()
     engine.stop()
     await house.start(endpoints=(StaticEndpoint("late", engine.url, ()),), watching=OFTEN)
     await until(house.core.statics.unhealthy)
+    assert len(house.core.ready_reasons()) == 1
     assert (await house.ask()).status == 404
     engine.start()
     await until(lambda: "m" in served(house))
