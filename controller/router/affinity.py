@@ -74,12 +74,17 @@ def affinity(headers: Iterable[tuple[bytes, bytes]], document: dict[str, Any]) -
     for name, value in headers:
         if name == SESSION_HEADER and value:
             return crc32(value)
-    for field in _SESSION_FIELDS:
-        session = document.get(field)
+    for session in (*map(document.get, _SESSION_FIELDS), _anthropic_user(document)):
         if isinstance(session, str) and session:
             return crc32(session[:LEADING].encode("utf-8", "replace"))
     text = leading(document)
     return crc32(text.encode("utf-8", "replace")) if text else None
+
+
+def _anthropic_user(document: dict[str, Any]) -> object:
+    """What `user` is to Anthropic's clients."""
+    metadata = document.get("metadata")
+    return metadata.get("user_id") if isinstance(metadata, dict) else None
 
 
 def leading(document: dict[str, Any]) -> str:

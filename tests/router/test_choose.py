@@ -186,7 +186,7 @@ def test_the_key_is_the_session_or_the_beginning_of_the_prompt() -> None:
     chat = {"model": "m", "messages": HELLO}
     assert affinity([], chat) == affinity([], {"messages": MORE, "temperature": 1})
     assert affinity([], chat) != affinity([], {"messages": HELLO[1:]})
-    for session in ({"user": "u1"}, {"prompt_cache_key": "u1"}):
+    for session in ({"user": "u1"}, {"prompt_cache_key": "u1"}, {"metadata": {"user_id": "u1"}}):
         assert affinity([], {**chat, **session}) == affinity([], session)
     header = [(b"x-llmgw-session", b"s")]
     assert affinity(header, {"user": "u1"}) == affinity(header, chat)
@@ -202,11 +202,11 @@ def test_the_key_is_the_session_or_the_beginning_of_the_prompt() -> None:
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.sampled_from(["role", "content", "text", "messages", "x"]), inner),
+    | st.dictionaries(st.sampled_from(["role", "content", "text", "messages", "user_id"]), inner),
     max_leaves=20,
 ))  # fmt: skip
 def test_any_document_has_a_key_or_none(value: Any) -> None:
-    for field_ in ("messages", "prompt", "input", "system", "user"):
+    for field_ in ("messages", "prompt", "input", "system", "user", "metadata"):
         affinity([], {field_: value})
 
 
