@@ -113,9 +113,16 @@ class Admission(Waiters):
         self._wider.update(dict.fromkeys(models))
 
     def look_again(self) -> None:
-        """Held and tripped replicas come back without a request leaving them (case C17)."""
-        if self.count:
-            self.look([model for model, line in self._lines.items() if line.queue])
+        """Held and tripped replicas come back without a request leaving them (case C17), and
+        where all have tripped meanwhile another model answers those that wait."""
+        if not self.count:
+            return
+        models = [model for model, line in self._lines.items() if line.queue]
+        for model in models:
+            if self._core.fleet.fails(model):
+                for attempts in self._lines[model].queue.items():
+                    attempts.flee()
+        self.look(models)
 
     def release(self) -> None:
         """The table is new: depths and replicas are others, and models may have none any more."""

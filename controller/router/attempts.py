@@ -166,6 +166,17 @@ class Attempts(Timed):
         if self.waits:
             self.turn_away(self.waits.error(self.serving, monotonic() - self.waits_since))
 
+    def flee(self) -> None:
+        """All replicas of the model that it waits for fail by now: give up, where a fallback has
+        room for it. Else its place is worth more than the error."""
+        if "unavailable" not in self.may_fall_back:
+            return
+        if self._was_sent and not self._core.budget.affords(monotonic()):
+            return
+        fleet = self._core.fleet
+        if any(fleet.choose(name, (), self.want) is not None for name in self._others()):
+            self.give_up()
+
     def turn_away(self, error: ApiError) -> None:
         """It waits no longer, because of `error`: a fallback answers, or the client is told."""
         if self._exchange.attempts is not self:
@@ -403,10 +414,9 @@ class Attempts(Timed):
         if reason not in self.may_fall_back:
             return False
         free = reason == "refusal"  # the engine did nothing for it, and its breaker never opens
-        if self._chain is None:
-            self._chain = fallbacks.chain(self.model, self._core.fleet.names)
-        while self._chain:
-            name = self._chain.popleft()
+        others = self._others()
+        while others:
+            name = others.popleft()
             if not self._core.fleet.serves(name):
                 continue
             if not free and not self._affords("fallback"):
@@ -422,3 +432,9 @@ class Attempts(Timed):
             self._send(target)
             return True
         return False
+
+    def _others(self) -> deque[str]:
+        """The fallbacks that were not tried yet, nearest first."""
+        if self._chain is None:
+            self._chain = fallbacks.chain(self.model, self._core.fleet.names)
+        return self._chain

@@ -117,10 +117,9 @@ class Fleet:
     def fails(self, model: str, tried: tuple[Pool, ...] = ()) -> bool:
         """Whether each ready replica that was not tried failed lately: none is only full or busy,
         so that who waits for one may wait in vain."""
-        return all(
-            target.pool.breaker.tripped
-            for target in self._ready[model].members
-            if target.pool not in tried
+        group = self._ready.get(model)
+        return group is not None and all(
+            target.pool.breaker.tripped for target in group.members if target.pool not in tried
         )
 
     def can_serve(self) -> bool:

@@ -214,6 +214,37 @@ async def test_C10_who_failed_and_finds_only_replicas_that_fail_falls_back_at_on
     assert other.chats() == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_C10_who_waits_while_all_replicas_trip_falls_back_where_it_may_and_there_is_room(
+    house: House, stream: bool
+) -> None:
+    full, instead = house.engine(hold=True), house.engine(hold=True)
+    await house.start(
+        endpoints=(StaticEndpoint("on-a", full.url, ("a",), 1),
+                   StaticEndpoint("on-b", instead.url, ("b",), 1)),
+        fallbacks=(("a", ("b",)),), retries=PLENTY,
+    )  # fmt: skip
+    wires, admission = [await house.wire() for _ in range(4)], house.core.admission
+    await wires[0].chat(model="a")
+    await until(full.held)
+    for number, word in enumerate(("none", "unavailable", "unavailable"), start=1):
+        headers = {**EXPLAIN, "x_llmgw_fallback": word}
+        await wires[number].chat(model="a", stream=stream, headers=headers)
+        await until(lambda number=number: admission.waiting("a") == number)
+    house.core.fleet.pools["on-a"].breaker.resume(time.monotonic() + 20.0, 20.0)
+    await until(instead.held)
+    assert admission.waiting("a") == 2, "who may not, and who finds no room"
+    instead.release(2)
+    for wire in wires[2:]:
+        answer = await wire.answer()
+        assert answer.headers["x-llmgw-fallback"] == "b; on=unavailable; by=request"
+    assert admission.waiting("a") == 1
+    assert len(full.chats()) == 1
+    wires[0].close()
+    wires[1].close()
+    await until(house.idle)
+
+
 async def test_an_attempt_that_is_not_made_again_is_no_retry(house: House) -> None:
     await start(house, None, {}, timeouts=Timeouts(connect_s=30.0))
     core, fleet = house.core, house.core.fleet
