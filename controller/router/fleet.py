@@ -74,6 +74,7 @@ class Fleet:
                 if replica.ready:
                     targets.append(Target(pool, replica.upstream_model))
             if targets:
+                _compare(targets, now)
                 ready[model.name] = Group(targets, self._ready.get(model.name))
         self._retire_missing(pools)
         self.table, self.names, self.pools, self._ready = table, table.names(), pools, ready
@@ -221,3 +222,16 @@ class Fleet:
     def close(self) -> None:
         for pool in self.everyone():
             pool.close()
+
+
+def _compare(targets: list[Target], now: float) -> None:
+    """Let the pools know how large they are among each other.
+
+    A default depth is large, so that it bounds nobody who was not measured. It tells nothing of a
+    replica's size: beside measured ones it would draw nearly all requests. Such a one counts as
+    the smallest of these.
+    """
+    known = [target.pool.depth for target in targets if target.pool.sized]
+    for target in targets:
+        pool = target.pool
+        pool.resize(min(known) if known and not pool.sized else pool.depth, now)

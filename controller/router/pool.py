@@ -40,7 +40,8 @@ class Pool:
     __slots__ = (
         "_engine_key", "_fleet", "_idle", "_open", "address", "authority", "base", "breaker",
         "depth", "drag", "endpoint", "first_byte_s", "foreign", "gone", "host_lines", "id",
-        "in_flight", "key", "last_used", "models", "ready", "signal", "since", "weight",
+        "in_flight", "key", "last_used", "models", "ready", "signal", "since", "size", "sized",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, fleet: Fleet, replica: Replica, address: Address) -> None:
@@ -55,6 +56,8 @@ class Pool:
         self.address = address
         self.in_flight = 0
         self.depth = NO_DEPTH  # so many of ours at once; more wait in admission
+        self.sized = False  # whether that tells how large it is
+        self.size = NO_DEPTH  # how large it is taken to be among others, as a depth
         self.models: tuple[str, ...] = ()
         self.last_used: float | None = None  # monotonic end of the last request
         self.ready = replica.ready
@@ -179,8 +182,8 @@ class Pool:
 
     def weigh(self, now: float) -> None:
         """Take over what changed of its size, age and cache."""
-        depth = min(self.depth, MOST_DEPTH)
-        self.drag = drag(depth, self.weight, self.signal.kv, now - self.since)
+        size = min(self.size, MOST_DEPTH)
+        self.drag = drag(size, self.weight, self.signal.kv, now - self.since)
 
     def take_over(self, replica: Replica, now: float) -> None:
         """The table was read: the replica as it is there now."""
@@ -194,8 +197,15 @@ class Pool:
             self.host_lines = host_lines(self.authority, replica.engine_key)
             self.breaker.hurry()  # it may be what was wrong
         depth = NO_DEPTH if replica.depth is None else max(1, replica.depth)
-        if (replica.weight, depth) != (self.weight, self.depth):
-            self.weight, self.depth = replica.weight, depth
+        self.depth, self.sized = depth, replica.sized
+        if replica.weight != self.weight:
+            self.weight = replica.weight
+            self.weigh(now)
+
+    def resize(self, size: int, now: float) -> None:
+        """It is taken to be so large among others."""
+        if size != self.size:
+            self.size = size
             self.weigh(now)
 
     def as_json(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Replica:
     upstream_model: str  # the name the engine answers to
     ready: bool  # False: draining or unhealthy, finishes what it has
     depth: int | None = None  # this router sends it so many at once; None: no bound
+    sized: bool = False  # its depth is its own, so that it tells how large it is among others
     weight: float = 1.0  # its share of the requests, against other replicas of the model
     engine_key: bytes = field(default=b"", repr=False)  # what its engine wants of us; mostly none
 
@@ -126,7 +127,10 @@ def _replica(row: Mapping[str, Any]) -> Replica | None:
         return None  # one bad row must not take the others' route away (case D10)
     identity = row["replica_id"]
     ready = row["state"] == "ready"
-    return Replica(str(identity), identity, endpoint, row["model"], ready, row.get("share"))
+    return Replica(
+        str(identity), identity, endpoint, row["model"], ready, row.get("share"),
+        sized=row.get("depth_source") == "measured",
+    )  # fmt: skip
 
 
 def from_static(
@@ -148,9 +152,11 @@ def from_static(
         endpoint = parse_endpoint(entry.url)
         for name in entry.models:
             ready = entry.id not in unhealthy
+            sized = entry.depth is not None
             replica = Replica(
-                entry.id, None, endpoint, name, ready, entry.depth, entry.weight, entry.engine_key
-            )
+                entry.id, None, endpoint, name, ready, entry.depth, sized, entry.weight,
+                entry.engine_key,
+            )  # fmt: skip
             by_model.setdefault(name, []).append(replica)
     named, others = list(aliases), dict(fallbacks)
     return RouteTable(

@@ -9,7 +9,7 @@ from llmgw_core.model m;
 -- Where requests may go (ready) or still run (draining). A router's share of a depth is what the others leave of it, and never less than its part.
 select r.id as replica_id, r.model, r.state, r.endpoint,
     (select s.node_id from llmgw_core.shard s where s.replica_id = r.id and s.launch = r.launch and s.rank = 0) as node_id,
-    greatest(ceil(d.depth::numeric / greatest(l.routers, 1)), d.depth - coalesce(o.in_flight, 0))::int as share
+    d.source as depth_source, greatest(ceil(d.depth::numeric / greatest(l.routers, 1)), d.depth - coalesce(o.in_flight, 0))::int as share
 from llmgw_core.replica r
 join llmgw_core.depth d on d.replica_id = r.id
 cross join (select count(*) as routers from llmgw_core.live_router) l

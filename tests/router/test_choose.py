@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from controller.router.affinity import LEADING, SLOTS, Ring, affinity, leading
 from controller.router.choose import Group, Want, choose
+from controller.router.config import StaticEndpoint
 from controller.router.scoring import BALANCED, CACHE, LATENCY, RAMP_S, drag, ramp, smoothed
+from controller.router.table import from_rows
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -231,6 +233,40 @@ async def test_C08_a_burst_through_one_router(house: House) -> None:
     assert sum(shares) == 32
     assert max(shares) <= 8, shares
     await until(house.idle)
+
+
+async def test_who_has_no_depth_of_its_own_does_not_draw_the_requests_of_who_has(
+    house: House,
+) -> None:
+    """Its default is large, so that nobody is bounded by it, and tells nothing of its size."""
+    engines = [house.engine(hold=True) for _ in range(3)]
+    depths = (4, 32, None)
+    await house.start(
+        endpoints=tuple(
+            StaticEndpoint(f"e{n}", engine.url, ("m",), depth)
+            for n, (engine, depth) in enumerate(zip(engines, depths, strict=True))
+        )
+    )
+    async with trio.open_nursery() as nursery:
+        for number in range(1, 21):
+            nursery.start_soon(house.ask)
+            await until(lambda number=number: sum(engine.held() for engine in engines) == number)
+        small, large, unknown = (engine.held() for engine in engines)
+        for engine in engines:
+            engine.release(20)
+    assert large > 2 * unknown, "as if that were as small as the smallest"
+    assert 0 < small <= 4
+    await until(house.idle)
+
+
+def test_only_a_measured_depth_tells_how_large_a_replica_is() -> None:
+    row = {"model": "m", "state": "ready", "endpoint": "http://h:1", "share": 9}
+    rows = [
+        {**row, "replica_id": 1, "depth_source": "measured"},
+        {**row, "replica_id": 2, "depth_source": "default"},
+    ]
+    (model,) = from_rows([{"name": "m", "aliases": [], "fallbacks": []}], rows).models
+    assert [(replica.depth, replica.sized) for replica in model.replicas] == [(9, True), (9, False)]
 
 
 async def test_a_session_goes_to_one_replica_by_header_profile(house: House) -> None:
