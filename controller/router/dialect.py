@@ -72,7 +72,7 @@ CHAT = Dialect(
     _openai,
     _openai_event,
     re.compile(
-        rb'(?m:^data: ?\[DONE\])|"finish_reason"\s*:\s*"|"type"\s*:\s*"'
+        rb'(?m:^data: ?\[DONE\])|"finish_reason"\s*:\s*"[^"]|"type"\s*:\s*"'
         rb'(?:transcript\.text\.done|speech\.audio\.done|image_generation\.completed)"'
     ),
     None,

@@ -107,6 +107,18 @@ async def test_A07_a_stream_in_good_framing_without_its_end_is_told(house: House
     assert (await house.row())["status"] == "partial"
 
 
+@pytest.mark.parametrize("silent_s", [0, 0.5])
+async def test_A07_an_empty_finish_reason_is_no_end(house: House, silent_s: float) -> None:
+    """Some engines have one in every event: where they die or are silent, nothing is complete."""
+    event = 'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":""}]}\n\n'
+    house.engine(raw=event * 3, end_delay=silent_s)
+    await house.start(timeouts=Timeouts(comment_s=0.1))
+    answer = await house.ask(stream=True)
+    assert json.loads(answer.events[3])["error"]["code"] == "upstream_failed"
+    assert (b": keep-alive" in answer.body) == bool(silent_s)
+    assert (await house.row())["status"] == "partial"
+
+
 async def test_a_stream_that_ends_without_done_but_finished_is_ok(house: House) -> None:
     house.engine(done=False)  # transformers serve never says [DONE]
     await house.start()
