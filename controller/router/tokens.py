@@ -220,7 +220,7 @@ def find_usage(answer: bytes) -> Tokens:
         return UNKNOWN
     start = at + len(_NAME)
     end = answer.find(b"}", start) + 1
-    flat = answer[start:end]
+    flat = answer[start:end] if end else b""  # compiled, a slice may not end before it begins
     plain = flat[:2] == b":{" and flat.find(b"{", 2) < 0 and len(flat) < _LONGEST
     # One brace behind it: the answer's. Nearly all answers end so.
     if plain and answer.find(b"}", end) == answer.rfind(b"}"):
@@ -239,6 +239,8 @@ def find_usage(answer: bytes) -> Tokens:
 def _read_at(text: bytes) -> Tokens:
     """The counts of the usage object that `text` begins with."""
     end = _length(text)
+    if not end:
+        return UNKNOWN
     begin = text.find(b"{")
     return read_usage(_object(text[begin:end]))
 

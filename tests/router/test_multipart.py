@@ -91,6 +91,7 @@ BAD: list[tuple[bytes, bytes, str]] = [
     (form(part("model", b"m"), part("stream", b"1"), part("stream", b"0")), KIND, "comes twice"),
     (form(part("model", b"\xff")), KIND, "UTF-8"), (form(part("model", b"m" * 2000)), KIND, "long"),
     (form(*[part("a", b"")] * (MOST_PARTS + 1)), KIND, "parts"),
+    (b"--XX\r\n\r\nm\r\n--XX--", KIND, "head"), (b"--XX\r\n\r\n\r\n--XX--\r\n", KIND, "head"),
     (b"--XX\r\nx: " + b"y" * 9000 + b"\r\n\r\nm\r\n--XX--", KIND, "head"),
     (form(FILE), KIND, "model"), (form(part("model", b"")), KIND, "model"),
     (form(part("model", b"m", '; filename="m"')), KIND, "model"),

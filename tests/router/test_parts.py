@@ -215,12 +215,15 @@ def test_usage_is_found_however_the_answer_is_cut(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{}", b'{"usage": null}', b'{"usage": {', b'{"usage": {]}', b'"usage":{}{']
-)
+    "text",
+    [b"", b"{}", b'{"usage": null}', b'{"usage": {', b'{"usage": {]}', b'"usage":{}{', b'["usage"]',
+     b'{"a": {}, "b": "the \\"usage"', b'["usage": {"usage"'],
+)  # fmt: skip
 def test_no_usage_is_unknown(text: bytes) -> None:
     finder = UsageFinder()
     finder.feed(text)
     assert finder.tokens() == UNKNOWN
+    assert find_usage(text) == UNKNOWN
 
 
 def test_odd_counts_are_unknown() -> None:
