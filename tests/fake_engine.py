@@ -45,6 +45,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -89,6 +90,7 @@ class FakeEngine:
         self._threads: list[threading.Thread] = []
         self._stopping = False
         self._held = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._held)  # when no thread of ours waits for it any more
         self.port = 0
 
     @property
