@@ -77,8 +77,6 @@ class Core:
         self.draining = False
         self.table_loaded_at: float | None = None  # monotonic
         self._nursery = nursery
-        self._background = 0  # tasks that requests wait for
-        self.reactor.hurried = self._hurries
 
     def spread(self, seconds: float) -> int:
         """That much or up to half more, in whole seconds from 1: who is refused with others does
@@ -114,7 +112,6 @@ class Core:
         self, work: Callable[..., Awaitable[Any]], *args: object, then: Callable[[Any], None]
     ) -> None:
         """Run `work(*args)` as a Trio task; `then` gets its result, or None when it failed."""
-        self._background += 1
         self._nursery.start_soon(self._run, work, args, then)
 
     async def _run(
@@ -128,14 +125,7 @@ class Core:
             result = await work(*args)
         except Exception:
             log.exception("background work of a request failed")
-        finally:
-            self._background -= 1
         self.reactor.call_soon(lambda: then(result))
-
-    def _hurries(self) -> bool:
-        """Whether a request waits for what Postgres, or a thread, says."""
-        keys = self.key_reader
-        return bool(self._background or len(self.tenancy) or (keys is not None and keys.asks))
 
     def ready_reasons(self) -> list[str]:
         """Why a load balancer should send no one here; empty means ready."""

@@ -57,11 +57,6 @@ class KeyReader:
 
     # -- asked for -------------------------------------------------------------------------------
 
-    @property
-    def asks(self) -> bool:
-        """Whether a request waits for a key."""
-        return bool(self._asked)
-
     def ask(self, digest: bytes, then: Answered) -> None:
         """Look a hash up; `then` is called in a turn of the reactor: None = find it again now."""
         waiting = self._asked.get(digest)

@@ -7,7 +7,6 @@ a socket closed in a turn keeps its number until the turn ends, so no event reac
 
 from __future__ import annotations
 
-import math
 import os
 import select
 from abc import abstractmethod
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from controller.router.clock import monotonic
 from controller.router.deadlines import Timed
 
 if TYPE_CHECKING:
@@ -34,12 +32,6 @@ EVENTS_BETWEEN_TASKS: Final = 256  # then other Trio tasks get a turn
 EVENTS_IN_TURN: Final = (
     128  # more, and what the first of them sends would wait too long for the last
 )
-
-LINGER_S: Final = 0.001  # the shortest that epoll knows
-TASKS_WAIT_S: Final = 0.002
-"""So long, once something came, more is waited for in the kernel before other Trio tasks get their
-turn: under load the next event is near, and coming back through Trio costs fifty to a hundred
-microseconds of CPU."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,8 +63,6 @@ class Reactor:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, IN)
         self.crashes = 0
-        self.hurried: Callable[[], bool] = lambda: False
-        """Whether some connection waits for a Trio task: then those get their turn at once."""
 
     def register(self, fd: int, handler: Handler, mask: int) -> None:
         self._handlers[fd] = handler
@@ -108,14 +98,14 @@ class Reactor:
         """Serve until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            while self._turns(linger=True):
+            while self._turns():
                 await trio.lowlevel.checkpoint()
 
     async def catch_up(self) -> None:
         """Each descriptor that is ready now has its turn: what waits in the kernel came in time,
         however long this process had no CPU."""
         left = len(self._handlers)
-        while left > 0 and self._turns(linger=False):
+        while left > 0 and self._turns():
             left -= EVENTS_BETWEEN_TASKS
             await trio.lowlevel.checkpoint()
 
@@ -126,22 +116,16 @@ class Reactor:
         self._epoll.close()
         os.close(self._wake)
 
-    def _turns(self, *, linger: bool) -> bool:
+    def _turns(self) -> bool:
         """Turns until nothing is ready (False), or until other Trio tasks should have theirs.
 
         Looking again costs a microsecond, coming back through Trio fifty to a hundred.
         """
-        handled, until = 0, math.inf
+        handled = 0
         while handled < EVENTS_BETWEEN_TASKS:
             events = self._epoll.poll(0, EVENTS_IN_TURN)
             if not events and not self._soon:
-                if not (linger and handled) or self.hurried() or monotonic() >= until:
-                    return False
-                events = self._epoll.poll(LINGER_S, EVENTS_IN_TURN)
-                if not events:
-                    return False
-            if not handled:
-                until = monotonic() + TASKS_WAIT_S
+                return False
             self._turn(events)
             handled += max(1, len(events))
         return True

@@ -455,7 +455,7 @@ async def test_who_comes_when_room_has_just_appeared_does_not_overtake(full: Ful
     body = post_bytes("/v1/chat/completions", chat_body(user="late"))
     os.write(late.stream.socket.fileno(), body)
     while full.waiting() < 2:
-        core.reactor._turns(linger=False)
+        core.reactor._turns()
     pool.depth = 1
     await full.next(2)
     full.engine.release()

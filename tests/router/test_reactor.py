@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from controller.router import reactor as reactor_module
 from controller.router.connection import Connection
-from controller.router.reactor import IN, LINGER_S, RDHUP, TASKS_WAIT_S, Reactor
+from controller.router.reactor import IN, RDHUP, Reactor
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -45,53 +44,6 @@ class Echo(Connection):
 
     def expired(self, now: float) -> None:
         self.close()
-
-
-class Polls:
-    """Stands for the epoll set: finds so many events a call, and notes how long it may wait."""
-
-    def __init__(self, *found: int) -> None:
-        self.found = list(found)
-        self.waits: list[float] = []
-
-    def poll(self, wait: float, most: int) -> list[tuple[int, int]]:
-        self.waits.append(wait)
-        return [(-1, IN)] * (self.found.pop(0) if self.found else 0)
-
-
-def watched(*found: int) -> tuple[Reactor, list[float]]:
-    made = Reactor()
-    made.close()
-    polls = Polls(*found)
-    made._epoll = polls  # type: ignore[assignment]
-    return made, polls.waits
-
-
-@pytest.mark.interpreted
-def test_after_something_came_more_is_waited_for_in_the_kernel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, waits = watched(2, 0, 1, 0, 0)
-    assert not made._turns(linger=True)
-    assert waits == [0, 0, LINGER_S, 0, LINGER_S]
-    idle, waits = watched(0)
-    assert not idle._turns(linger=True)
-    assert waits == [0]
-    now = iter([5.0, 5.0, 5.0 + TASKS_WAIT_S])
-    monkeypatch.setattr(reactor_module, "monotonic", lambda: next(now))
-    busy, waits = watched(1, 0, 1, 0, 1)
-    assert not busy._turns(linger=True)
-    assert waits == [0, 0, LINGER_S, 0]
-
-
-@pytest.mark.interpreted
-def test_no_trio_task_that_somebody_waits_for_is_held_up() -> None:
-    made, waits = watched(1, 0)
-    made.hurried = lambda: True
-    assert not made._turns(linger=True)
-    sweeping, more = watched(1, 0)
-    assert not sweeping._turns(linger=False)
-    assert waits == more == [0, 0]
 
 
 @pytest.fixture
