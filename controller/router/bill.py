@@ -81,10 +81,9 @@ def prompt_tokens(asked: Asked) -> int:
     """About so many tokens are in a JSON request."""
     body = asked.raw
     size = len(body)
-    if _is_text(asked.document):
-        return -(-size // BYTES_PER_TOKEN)
     # One look for what all begin with; `rfind` takes a fifth of the time that `find` does.
-    for opening in _MEDIA if body.rfind(_MAY_BE_MEDIA) >= 0 else ():
+    has_media = not _is_text(asked.document) and body.rfind(_MAY_BE_MEDIA) >= 0
+    for opening in _MEDIA if has_media else ():
         at = body.find(opening)
         for _ in range(MOST_MEDIA):
             if at < 0:

@@ -60,9 +60,8 @@ def find_fields(
         end = body.find(b"\r\n" + mark, content)
         if body[at : at + 2] != b"\r\n" or content == 3 or end < 0:
             return _bad("a part has no complete head, or is not closed by the boundary")
-        told = _read_head(
-            body[at + 2 : content - 4] if content > at + 4 else b""
-        )  # it may be empty
+        empty = content == at + 4  # compiled, a slice may not end before it begins
+        told = _read_head(b"" if empty else body[at + 2 : content - 4])
         if told is None:
             return _bad("the head of a part could be read in two ways")
         name, is_file = told
