@@ -124,7 +124,8 @@ class Attempts(Timed):
             target = core.fleet.choose(self.serving, self.tried, self.want)
         if target is None:
             return self._unserved()
-        self._send(target)
+        if not self._prefers_fallback(target, "unavailable"):
+            self._send(target)
         return None
 
     def _unserved(self) -> ApiError | None:
@@ -328,7 +329,7 @@ class Attempts(Timed):
         if not self._may_queue() or not self._affords(verdict.reason):
             return False
         other = self._untried()
-        if other is None and self._flees(reason):
+        if self._prefers_fallback(other, reason):
             return True
         self._pay()
         self._resent = self._resent or verdict.again is Again.ONCE
@@ -386,7 +387,8 @@ class Attempts(Timed):
         self._again = "connect_failed"
         other = self._untried()
         if other is not None:
-            self._send(other)
+            if not self._prefers_fallback(other, "error"):
+                self._send(other)
             return True
         if self._may_queue():
             return self._flees("error") or self._queue()
@@ -403,6 +405,14 @@ class Attempts(Timed):
         """None when a fallback answers instead of this error of ours; a 4xx is the client's."""
         elsewhere = error.status >= 500 and self._fall_back(fallbacks.REASONS.get(error.status))
         return None if elsewhere else error
+
+    def _prefers_fallback(self, target: Target | None, reason: str | None) -> bool:
+        """Send to a fallback at once, where the model has nobody better than a last resort."""
+        if target is not None and (
+            target.pool.breaker.closed or target.pool.breaker.admits(monotonic())
+        ):
+            return False
+        return self._flees(reason)
 
     def _flees(self, reason: str | None) -> bool:
         """Send to a fallback at once, where all replicas that are left fail: waiting for the next

@@ -6,6 +6,10 @@ pauses that double. **Busy** (429, 503, 529) is backpressure: a short hold, neve
 Anything else below 500 is the client's own affair and proves that the engine works (case C01); a
 401 is ours, and comes here as a failure.
 A replica that refuses connections is held too, from its first failure on: others are better.
+
+One client's requests can make an engine that works answer 5xx time and again (llama.cpp to a
+picture for a model of text). So who tripped by answers, and answered well lately, is a **last
+resort**: it is asked as before where no replica of the model is better.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from enum import StrEnum
 
 BUSY = frozenset((429, 503, 529))
 UNJUDGED = frozenset((501, 505))  # the engine has no such endpoint: its answer, not its failure
+LATELY_S = 60.0  # so old may its last good answer be: beyond, it fails whoever asks
 WINDOW = (1 << 20) - 1  # outcomes remembered, one bit each, the newest lowest; 1 is a failure
 
 
@@ -44,8 +49,8 @@ class Breaker:
     """The state of one replica. `closed` is all that the hot path looks at."""
 
     __slots__ = (
-        "_busy", "_history", "_hold_s", "_in_row", "_probing", "_rules",
-        "closed", "pause_s", "phase", "trips", "until",
+        "_busy", "_history", "_hold_s", "_in_row", "_probing", "_rules", "_silent",
+        "closed", "good_at", "pause_s", "phase", "trips", "until",
     )  # fmt: skip
 
     def __init__(self, rules: BreakerRules) -> None:
@@ -55,6 +60,8 @@ class Breaker:
         self._hold_s = 0.0  # of the present hold, 0 when there is none
         self._busy = False  # it is held because it was busy, not because it was unreachable
         self._probing = False  # a request was let through since the last bad answer
+        self._silent = False  # of the failures remembered, one was no answer
+        self.good_at = -math.inf  # monotonic, of an answer below 500
         self.pause_s = 0.0  # of the last trip, 0 once it is forgotten
         self.closed = True
         self.phase = Phase.CLOSED
@@ -63,7 +70,7 @@ class Breaker:
 
     @property
     def spotless(self) -> bool:
-        """Closed and no failure remembered: a good answer changes nothing."""
+        """Closed and no failure remembered: a good answer changes nothing but `good_at`."""
         return self.closed and not self._history
 
     @property
@@ -76,10 +83,14 @@ class Breaker:
         over = self.phase is Phase.HELD and now >= self.until
         return Phase.CLOSED if over else self.phase
 
-    @property
-    def back_at(self) -> float:
-        """The monotonic moment to look again; past while a probe is out, which may end any time."""
-        return -math.inf if self._probing else self.until
+    def is_last_resort(self, now: float) -> bool:
+        """Whether it tripped, and yet answers some: better than nobody."""
+        return self.tripped and not self._silent and now - self.good_at < LATELY_S
+
+    def back_at(self, now: float) -> float:
+        """The monotonic moment to look again; past while a probe is out, which may end any time,
+        and where only room is lacking."""
+        return -math.inf if self._probing or self.is_last_resort(now) else self.until
 
     def hurry(self) -> None:
         """There is other evidence that it works again: the next request may probe at once."""
@@ -111,21 +122,30 @@ class Breaker:
         """It answered with this HTTP status, which is not one of `BUSY`."""
         if status >= 500:
             if status not in UNJUDGED:
-                self.failed(now)
+                self._fail(now)
             return
+        self.good_at = now
         self._history = self._history << 1 & WINDOW
         if self.phase is Phase.HALF_OPEN:
             self._history = self._in_row >> 1  # on trial: one failure opens it again
+            self._silent = False
             self._close()
         elif self.phase is Phase.HELD and (self._probing or not self._busy):
             self._close()
-        if not self._history:
+        if self.spotless:
             self.pause_s = 0.0
+            self._silent = False
 
     def failed(self, now: float, *, unreachable: bool = False, chance: float = 0.5) -> None:
-        """It failed. `chance` in 0..1 spreads the holds of many routers."""
+        """It did not answer. `chance` in 0..1 spreads the holds of many routers."""
+        self._silent = True
+        if self._fail(now) and unreachable:
+            self._hold(now, 0.0, chance, busy=False)
+
+    def _fail(self, now: float) -> bool:
+        """Note a failure; whether it is not tripped by it, or was before."""
         if self.phase is Phase.OPEN:
-            return  # a request from before the trip
+            return False  # a request from before the trip, or of a last resort
         self._history = (self._history << 1 | 1) & WINDOW
         in_row = self._history & self._in_row == self._in_row
         if (
@@ -134,8 +154,8 @@ class Breaker:
             or self._history.bit_count() >= self._rules.failures_of_20
         ):
             self._trip(now)
-        elif unreachable:
-            self._hold(now, 0.0, chance, busy=False)
+            return False
+        return True
 
     def busy(self, now: float, retry_after_s: float = 0.0, chance: float = 0.5) -> None:
         """It has too much to do: hold back for a moment (less than the engine may ask for)."""

@@ -119,9 +119,7 @@ class Fleet:
         """Whether each ready replica that was not tried failed lately: none is only full or busy,
         so that who waits for one may wait in vain."""
         group = self._ready.get(model)
-        return group is not None and all(
-            target.pool.breaker.tripped for target in group.members if target.pool not in tried
-        )
+        return group is not None and _all_fail(group, tried)
 
     def can_serve(self) -> bool:
         """Whether any model has a ready replica, or starts when it is asked for."""
@@ -166,13 +164,14 @@ class Fleet:
     ) -> Target | None:
         """The choice when not everybody will do: `first`, if it may be probed now, else others."""
         now = monotonic()
-        fit = [
+        left = [
             target
             for target in group.members
-            if (pool := target.pool).breaker.admits(now)
-            and pool.in_flight < pool.depth
-            and pool not in tried
+            if target.pool not in tried and target.pool.in_flight < target.pool.depth
         ]
+        fit = [target for target in left if target.pool.breaker.admits(now)]
+        if not fit and _all_fail(group, tried):
+            fit = [target for target in left if target.pool.breaker.is_last_resort(now)]
         target: Target | None = None
         if first is not None and first in fit:
             target = first
@@ -185,7 +184,8 @@ class Fleet:
 
         Past, when one may be asked now or only lacks room (case C17).
         """
-        return min(target.pool.breaker.back_at for target in self._ready[model].members)
+        now = monotonic()
+        return min(target.pool.breaker.back_at(now) for target in self._ready[model].members)
 
     def tripped(self, now: float) -> list[Pool]:
         """Those whose breaker lets nothing through now because of failures."""
@@ -222,6 +222,10 @@ class Fleet:
     def close(self) -> None:
         for pool in self.everyone():
             pool.close()
+
+
+def _all_fail(group: Group[Target], tried: tuple[Pool, ...]) -> bool:
+    return all(target.pool.breaker.tripped for target in group.members if target.pool not in tried)
 
 
 def _compare(targets: list[Target], now: float) -> None:

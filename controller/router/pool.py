@@ -150,6 +150,8 @@ class Pool:
                 self.weigh(now)
                 if self._fleet.room is not None:
                     self._fleet.room(self)
+        else:
+            self.breaker.good_at = monotonic()
 
     def failed(self, cause: Cause) -> None:
         """An attempt failed here. Its whole time being over is the client's affair, not ours."""
@@ -167,8 +169,11 @@ class Pool:
         phase = self.breaker.phase
         told = {"replica": self.key, "models": self.models}
         if phase is Phase.OPEN and before not in (Phase.OPEN, Phase.HALF_OPEN):
-            pause_s = self.breaker.pause_s
-            log.warning("a replica fails and gets probes only", **told, last=why, pause_s=pause_s)
+            pause_s, asked = self.breaker.pause_s, self.breaker.is_last_resort(monotonic())
+            log.warning(
+                "a replica fails and gets probes only",
+                **told, last=why, pause_s=pause_s, last_resort=asked,
+            )  # fmt: skip
         elif phase is Phase.CLOSED and before is Phase.HALF_OPEN:
             log.info("a replica that failed answers again", **told)
 

@@ -6,12 +6,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.router.breaker import Breaker, BreakerRules, Phase
-from controller.router.config import Retries, Timeouts
+from controller.router.breaker import LATELY_S, Breaker, BreakerRules, Phase
+from controller.router.config import Retries, StaticEndpoint, Timeouts
 from controller.router.scoring import RAMP_S
 from controller.router.table import RouteTable
 from controller.router.upstream import Cause
@@ -141,6 +142,31 @@ def test_an_unreachable_replica_is_held_from_the_first_failure_on() -> None:
     assert breaker.closed
 
 
+@given(st.lists(st.sampled_from(["good", "bad", "silent", "probe"]), max_size=80), st.data())
+def test_C01_who_tripped_is_a_last_resort_if_it_answered_well_lately_and_always_answers(
+    steps: list[str], data: st.DataObject
+) -> None:
+    breaker, now, good_at, silent = Breaker(RULES), 1000.0, None, False
+    for step in steps:
+        now += data.draw(st.sampled_from([0.0, 0.5, 20.0, 61.0]))
+        if step == "good":
+            recovers = breaker.phase is Phase.HALF_OPEN
+            breaker.answered(now, 200)
+            good_at = now
+            silent = silent and not (recovers or breaker.spotless)
+        elif step == "bad":
+            breaker.answered(now, 500)
+        elif step == "silent":
+            breaker.failed(now)
+            silent = True
+        elif breaker.admits(now):
+            breaker.probe(now)
+        lately = good_at is not None and now - good_at < LATELY_S
+        assert breaker.is_last_resort(now) == (breaker.tripped and lately and not silent)
+        if breaker.is_last_resort(now):
+            assert breaker.back_at(now) <= now
+
+
 # -- before engines --------------------------------------------------------------------------------
 
 
@@ -166,6 +192,69 @@ async def test_C01_client_errors_are_no_failures_of_the_replica(house: House) ->
     (pool,) = house.core.fleet.everyone()
     assert pool.breaker.spotless
     assert len(engine.chats()) == 51
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_C01_requests_of_one_client_that_engines_answer_500_shut_nobody_out(
+    house: House, replicas: int
+) -> None:
+    for _ in range(replicas):
+        house.engine()
+    await house.start(breaker=NEVER_BACK, retries=ONE)
+    pools = house.core.fleet.everyone()
+    for _ in pools:
+        assert (await house.ask()).status == 200
+    while not all(pool.breaker.phase is Phase.OPEN for pool in pools):
+        assert (await house.ask(fake={"status": 500})).status == 500
+    for _ in range(3):
+        for _ in range(20):
+            assert (await house.ask(fake={"status": 500})).status == 500
+        answer = await house.ask(headers={"x_llmgw_explain": "1"})
+        assert (answer.status, answer.headers["x-llmgw-breaker"]) == (200, "open")
+    (first, *_) = pools
+    first.failed(Cause.CLOSED_EARLY)
+    for _ in range(10):
+        answer = await house.ask()
+        assert answer.status == (200 if replicas == 2 else 503), "who goes silent gets probes only"
+    assert first.breaker.trips == 1
+
+
+async def test_C01_a_last_resort_has_room_for_its_depth_and_others_queue(house: House) -> None:
+    engine = house.engine(hold=True)
+    await house.start(
+        endpoints=(StaticEndpoint("one", engine.url, ("m",), 1),), breaker=NEVER_BACK, retries=ONE
+    )
+    (pool,) = house.core.fleet.everyone()
+    pool.breaker.answered(time.monotonic(), 200)
+    for _ in range(5):
+        pool.answered(500)
+    wires = [await house.wire() for _ in range(3)]
+    for number, wire in enumerate(wires):
+        await wire.chat(model="m")
+        await until(lambda number=number: engine.held() and house.core.admission.count == number)
+    for wire in wires:
+        engine.release(1)
+        assert (await wire.answer()).status == 200
+    assert pool.breaker.phase is Phase.OPEN
+    await until(house.idle)
+
+
+async def test_C04_who_fails_and_answered_well_lately_gets_probes_only_beside_a_good_one(
+    house: House,
+) -> None:
+    bad, good = house.engine(), house.engine()
+    await house.start(breaker=NEVER_BACK, retries=ONE)
+    while not bad.chats():
+        assert (await house.ask()).status == 200
+    bad.default = {"status": 500}
+    answers = [(await house.ask()).status for _ in range(200)]
+    assert answers.count(500) == 5
+    before = len(bad.chats())
+    good.default = {"status": 503}
+    assert (await house.ask()).status == 503  # held for a moment: it is waited for
+    good.default = {}
+    assert (await house.ask()).status == 200
+    assert len(bad.chats()) == before
 
 
 async def test_C04_a_replica_that_fails_fast_gets_probes_only(house: House) -> None:

@@ -214,6 +214,18 @@ async def test_C10_who_failed_and_finds_only_replicas_that_fail_falls_back_at_on
     assert other.chats() == []
 
 
+async def test_C10_another_model_answers_before_a_last_resort_does(house: House) -> None:
+    await start(house, {}, {})
+    pool = house.core.fleet.pools["on-a"]
+    assert (await told(house)).headers["x-llmgw-model"] == "a"
+    while pool.breaker.closed:
+        pool.answered(500)
+    answer = await told(house)
+    assert answer.headers["x-llmgw-fallback"] == "b; on=unavailable; by=settings"
+    answer = await told(house, headers={**EXPLAIN, "x_llmgw_fallback": "none"})
+    assert (answer.status, answer.headers["x-llmgw-breaker"]) == (200, "open")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_C10_who_waits_while_all_replicas_trip_falls_back_where_it_may_and_there_is_room(
     house: House, stream: bool
