@@ -1,12 +1,16 @@
-"""An engine's error event as the HTTP status that it should have been. Pure.
+"""An engine's error under a 200 as the HTTP status that it should have been. Pure.
 
-Told first in a 200 stream it is as good as a status: another replica may be asked, and a client
-that has seen nothing gets an honest answer. Engines tell it as a number in `code`, or in words.
+Told first in a 200 stream, or as a plain answer, it is as good as a status: another replica may be
+asked, and a client that has seen nothing gets an honest answer. Engines tell it as a number in
+`code`, or in words.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
+
+import orjson
 
 from controller.router.errors import BUSY_S, ApiError, engine_refused_key
 
@@ -32,6 +36,28 @@ _LONGEST = 64  # of a word; Python refuses to read numbers of some thousand digi
 _UNKNOWN = 502
 """The engine failed, and does not say how."""
 _BUSY = frozenset((429, 503, 529))
+_ERROR_FIELD: Final = b'"error"'
+_ERROR: Final = re.compile(rb'"error"\s*:\s*[{"]')  # the Responses API has a null in good answers
+
+
+def tells_error(text: bytes) -> bool:
+    """Whether a plain answer, or its beginning, may be an error: `error_in` says if it is."""
+    return text.find(_ERROR_FIELD) >= 0 and _ERROR.search(text) is not None
+
+
+def error_in(body: bytes) -> Any:
+    """What a plain 200 says went wrong; None when it is an answer.
+
+    A response that failed is an answer of the Responses API, which tells so in its `status`.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(document, dict) or document.get("object") == "response":
+        return None
+    answered = document.get("choices") or document.get("data") or document.get("content")
+    return None if answered else document.get("error") or None
 
 
 def error_of(error: Any, model: str) -> ApiError:

@@ -9,9 +9,19 @@ import orjson
 
 from controller.router import vectors
 from controller.router.bill import plain_tokens
+from controller.router.blame import error_in, error_of, tells_error
 from controller.router.errors import ApiError, upstream_failed
 from controller.router.names import restore
-from controller.router.relay import OPENING_BYTES, Head, Pairs, Relay, StreamRelay, Wish, head_bytes
+from controller.router.relay import (
+    ERROR_EVENT,
+    OPENING_BYTES,
+    Head,
+    Pairs,
+    Relay,
+    StreamRelay,
+    Wish,
+    head_bytes,
+)
 from controller.router.sse import ABORTED
 from controller.router.tokens import UNKNOWN, Tokens, UsageFinder
 from controller.router.unzip import CODINGS, Unzip
@@ -23,11 +33,12 @@ if TYPE_CHECKING:
 class PlainRelay(Relay):
     """An answer that is not an event stream. It is held and sent whole only where its text must
     change, a model's name to restore, embeddings in another form; or where only the close ends
-    a document: an engine that dies closes too, so that it must be read to be known as whole."""
+    a document: an engine that dies closes too, so that it must be read to be known as whole.
+    Of others the beginning is held, for a 200 may be an error (case A08)."""
 
     __slots__ = (
-        "_bytes", "_endless", "_finder", "_held", "_held_bytes", "_limit", "_raw_head", "_tail",
-        "_unzip",
+        "_bytes", "_endless", "_finder", "_first", "_held", "_held_bytes", "_limit", "_raw_head",
+        "_tail", "_unzip",
     )  # fmt: skip
 
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
@@ -45,6 +56,7 @@ class PlainRelay(Relay):
         plain = not head.coding and (wish.vectors or self._endless)
         if readable and (wish.restore is not None or plain):
             self._held = []
+        self._first: list[bytes] | None = [] if _JSON in head.kind and readable else None
         self._judge()
 
     def _judge(self) -> None:
@@ -59,7 +71,18 @@ class PlainRelay(Relay):
         if self._finder is not None:
             self._finder.feed(text)
             self._tail = (self._tail + text)[-TAIL:]
-        return self._frame(data) if self._held is None else self._hold(self._held, text)
+        if self._held is not None:
+            return self._hold(self._held, text)
+        return self._frame(data) if self._first is None else self._judge_first(self._first, data)
+
+    def _judge_first(self, first: list[bytes], data: bytes) -> bytes:
+        """The head goes once it is known that this 200 is no error, or not a short one."""
+        first.append(data)
+        size = len(self.opening)
+        if size < SHORT_BYTES or (size < OPENING_BYTES and tells_error(self.opening)):
+            return b""
+        self._first = None
+        return self._frame(b"".join(first))
 
     def _hold(self, held: list[bytes], text: bytes) -> bytes:
         held.append(text)
@@ -78,11 +101,13 @@ class PlainRelay(Relay):
         if self.outcome == "ok" and ABORTED.search(self._tail):
             self._give_up("partial", "engine_aborted")
         if self._held is None:
-            return self._frame(b"") + self._last() if self._head or self._chunks else b""
+            return self._finish_passing()
         if self._held and self._unzip is not None and not self._unzip.whole:
             self.refusal = upstream_failed(self._wish.model, "its compressed answer is cut")
             return b""
         body = b"".join(self._held)
+        if self._is_error(body):
+            return b""
         if self._endless and not _is_document(body):
             self.refusal = upstream_failed(self._wish.model, "its answer is cut")
             return b""
@@ -92,6 +117,19 @@ class PlainRelay(Relay):
             body = vectors.in_form(body, self._wish.vectors)
         self._head_again(_decoded(self._raw_head), len(body))
         return self._frame(body)
+
+    def _finish_passing(self) -> bytes:
+        rest = b"".join(self._first or ())
+        if rest and self._is_error(self.opening):
+            return b""
+        return self._frame(rest) + self._last() if rest or self._head or self._chunks else b""
+
+    def _is_error(self, body: bytes) -> bool:
+        error = error_in(body) if self.status == 200 and tells_error(body) else None
+        if error is not None:
+            self._give_up("error", ERROR_EVENT)
+            self.refusal = error_of(error, self._wish.model)
+        return error is not None
 
     def broken(self, error: ApiError) -> bytes | None:
         """The engine is gone: None means that only an abort tells the client the truth."""
@@ -147,6 +185,8 @@ class UnzippedStream(StreamRelay):
 
 
 _JSON: Final = b"application/json"
+SHORT_BYTES: Final = 512
+"""An answer is not looked at for an error beyond, unless one may have begun there."""
 _CODED: Final = b"transfer-encoding"
 _ABORT: Final = b'"abort"'
 TAIL: Final = 1024
@@ -165,7 +205,7 @@ def whole(
         return None
     if head.kind != _JSON and b"json" not in head.kind:
         return None
-    if body.rfind(_ABORT, -TAIL) >= 0:
+    if body.rfind(_ABORT, -TAIL) >= 0 or tells_error(body):
         return None
     framing = b"content-length: %d" % head.length
     return head_bytes(head, request_id, framing, close=close, extra=extra) + body

@@ -228,7 +228,7 @@ class StreamRelay(Relay):
         if self._ended:
             return b""
         self._ended = True
-        if self.scanner.done:
+        if self.answered():
             return self._last()
         if self.untouched:
             self.refusal = error
@@ -251,7 +251,7 @@ class StreamRelay(Relay):
 
     def answered(self) -> bool:
         """Its end went out: a client that closes now has everything (case A05)."""
-        return self.scanner.done
+        return self.scanner.done and self.scanner.begun
 
     @property
     def ended(self) -> bool:

@@ -119,14 +119,14 @@ class Scanner:
 
     @property
     def begun(self) -> bool:
-        """Whether an event with data came; comments are none."""
-        return bool(self._last) or self.done
+        """Whether an event with data came; comments are none, nor is a bare `[DONE]`."""
+        return bool(self._last)
 
     def ended_well(self) -> bool:
         """Whether the answer is complete: `[DONE]`, or its API's last word in the last two events
         (engines without `[DONE]` exist), or the ends of all its choices."""
         if self.done or self._cut:
-            return self.done
+            return self.done and self.begun
         if self._choices > 1 and not self._dialect.done:
             return len(self._finished) >= self._choices
         ends = self._dialect.ends

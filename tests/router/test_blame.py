@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.router.blame import error_of
+from controller.router.blame import error_in, error_of, tells_error
 from controller.router.breaker import Phase
 from controller.router.config import Limits, Retries
 from controller.router.dialect import CHAT
@@ -102,6 +102,87 @@ async def test_A08_an_error_with_no_choices_is_no_success(house: House) -> None:
     assert (row["status"], row["http_status"]) == ("error", 502)
     assert "completion_tokens" not in row
     assert not pool.breaker.spotless
+
+
+# -- a plain answer ------------------------------------------------------------------------------
+
+CAPACITY = {"error": {"message": "capacity", "code": 502}, "choices": []}
+
+
+@pytest.mark.parametrize("how", [{}, {"byte_gap": 0.0}, {"gzip": True}, {"framing": "close"}])
+@pytest.mark.parametrize("model", ["m", "alias"])
+async def test_A08_an_error_in_a_plain_200_is_a_failure(
+    house: House, how: dict[str, Any], model: str
+) -> None:
+    house.engine(body=CAPACITY, **how)
+    await house.start(aliases=(("alias", "m"),))
+    pool = house.core.fleet.pools["e0"]
+    answer = await house.ask(model=model)
+    assert (answer.status, answer.json["error"]["message"]) == (502, "capacity")
+    row = await house.row()
+    assert (row["status"], row["http_status"], row["error_code"]) == ("error", 502, "upstream_502")
+    assert "completion_tokens" not in row
+    assert not pool.breaker.spotless
+
+
+async def test_A08_an_error_in_a_plain_200_goes_to_another(house: House) -> None:
+    bad = house.engine(body={"error": "the model is busy"})
+    house.engine()
+    await house.start(retries=PLENTY)
+    while not bad.chats():
+        assert (await house.ask()).json["choices"]
+    assert {row["status"] for row in house.rows} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"object": "response", "status": "failed", "error": {"code": "server_error"}, "output": []},
+        {
+            "object": "response",
+            "status": "completed",
+            "error": None,
+            "output": [{"type": "message"}],
+        },
+        {"choices": [{"index": 0, "error": {"message": "cut"}, "finish_reason": "error"}]},
+        {"choices": [{"index": 0}], "error": {"message": "a warning"}},
+        {"data": [], "error": None},
+        ["error"],
+    ],
+)
+@pytest.mark.parametrize("gap", [None, 0.0])
+async def test_A08_an_answer_with_a_word_on_errors_passes_as_it_is(
+    house: House, body: Any, gap: float | None
+) -> None:
+    engine = house.engine(body=body, byte_gap=gap)
+    await house.start()
+    answer = await house.ask()
+    assert (answer.status, answer.body) == (200, json.dumps(body).encode())
+    assert house.core.fleet.pools["e0"].breaker.spotless
+    assert len(engine.chats()) == 1
+
+
+@given(
+    st.binary() | st.text().map(str.encode) | SCALARS.map(lambda told: json.dumps(told).encode())
+)
+def test_A08_no_plain_answer_breaks_the_search_for_an_error(body: bytes) -> None:
+    assert error_in(body) is None
+    told = b'{"error": ' + body + b"}"
+    assert tells_error(told) or not isinstance(error_in(told), str | dict)
+
+
+@pytest.mark.parametrize("before", ["", PING])
+async def test_A08_a_stream_of_nothing_but_its_end_is_no_answer(house: House, before: str) -> None:
+    bad = house.engine(raw=before + "data: [DONE]\n\n")
+    good = house.engine()
+    await house.start()
+    while not bad.chats():
+        answer = await house.ask(stream=True)
+    assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_failed")
+    row = house.rows[-1]
+    assert (row["status"], row["error_code"]) == ("error", "upstream_failed")
+    assert not house.core.fleet.pools["e0"].breaker.spotless
+    assert all(row["status"] == "ok" for row in house.rows[: len(good.chats())])
 
 
 # -- comments before it --------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from controller.router.config import Timeouts
+from controller.router.plain import SHORT_BYTES
 from controller.router.upstream import MOST_FRAMING
 from tests.router.wire import PATIENCE_S, ShortAnswer, chat_body, post_bytes, until
 
@@ -63,7 +64,7 @@ async def test_an_answer_that_never_comes_to_its_body_is_a_502_in_bounded_memory
 
 
 async def test_trailers_that_never_end_are_a_cut_answer(house: House) -> None:
-    begun = CHUNKED + b"2\r\n{}\r\n0\r\n"
+    begun = CHUNKED + b"%x\r\n%b\r\n0\r\n" % (SHORT_BYTES, b" " * SHORT_BYTES)
     async with saying(house, begun, b"x-t: %b\r\n" % (b"y" * 4000)):
         with pytest.raises(ShortAnswer):
             await house.ask()

@@ -10,9 +10,9 @@ import pytest
 from controller.router.config import Limits
 from controller.router.dialect import CHAT, TEXT
 from controller.router.errors import upstream_failed
-from controller.router.plain import open_relay
+from controller.router.plain import SHORT_BYTES, open_relay
 from controller.router.relay import Head, StreamRelay, Wish
-from tests.router.wire import post_bytes, until
+from tests.router.wire import ShortAnswer, post_bytes, until
 
 if TYPE_CHECKING:
     from tests.router.conftest import House
@@ -192,3 +192,43 @@ async def test_an_engine_that_would_speak_another_protocol_speaks_no_http(house:
     await house.start()
     assert (await house.ask()).status == 502
     assert house.core.stats.upstream_failures == {("e0", "not_http"): 1}
+
+
+# -- plain answers cut short ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("die", ["rst", "fin"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/speech"])
+async def test_H14_a_cut_plain_answer_is_an_abort(
+    house: House, framing: str, die: str, path: str
+) -> None:
+    how = {"kind": "audio/mpeg", "raw": "x" * 80} if "audio" in path else {"raw": "x" * 2000}
+    die_at = 40 if "audio" in path else SHORT_BYTES + 40
+    house.engine(framing=framing, die_at=die_at, die=die, first_delay=0.05, **how)
+    await house.start()
+    wire = await house.wire()
+    await wire.post(path, {"model": "m", "input": "x", "messages": []})
+    with pytest.raises(ShortAnswer) as short:
+        await wire.answer()
+    assert len(short.value.body) <= die_at
+    assert await wire.closed()  # nothing more may come over it
+    row = await house.row()
+    assert row["status"] in ("partial", "error")
+    await until(house.idle)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("die", ["rst", "fin"])
+async def test_H14_a_plain_answer_cut_before_its_head_went_out_is_an_error(
+    house: House, framing: str, die: str
+) -> None:
+    house.engine(framing=framing, die_at=40, die=die, first_delay=0.05)
+    house.engine(framing=framing, die_at=40, die=die, first_delay=0.05)
+    await house.start()
+    answer = await house.ask()
+    assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_failed")
+    assert sum(len(engine.chats()) for engine in house.engines) == 1, "A14: never made again"
+    row = await house.row()
+    assert (row["status"], row["http_status"]) == ("error", 502)
+    await until(house.idle)

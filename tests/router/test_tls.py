@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from controller.router.config import Timeouts
+from controller.router.plain import SHORT_BYTES
 from controller.router.tls import server_context
 from tests.certificates import certificate
 from tests.router.wire import PATIENCE_S, Wire, until
@@ -148,8 +149,7 @@ async def test_H02_a_client_that_stopped_reading_does_not_hold_up_the_end(
 async def test_H14_a_cut_answer_is_an_abort_and_no_orderly_end(
     house: House, pair: dict[str, Path]
 ) -> None:
-    house.engine(die_at=20, die="fin", framing="close", text="x" * 100)
-    house.engines[0].default["framing"] = "chunked"
+    house.engine(die_at=SHORT_BYTES, die="fin", framing="chunked", text="x" * 2000)
     await house.start(**pair)
     wire = await encrypted(house, pair)
     await wire.chat()
