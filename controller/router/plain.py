@@ -63,7 +63,14 @@ class PlainRelay(Relay):
         if self._raw_head.status >= 300:  # a redirect is no answer either
             self._give_up("error", f"upstream_{self._raw_head.status}")
 
+    @property
+    def _redirects(self) -> bool:
+        """Whether it sends the client to where that has no business, and could take its key."""
+        return 300 <= self.status < 400 and self.status != NOT_MODIFIED
+
     def feed(self, data: bytes) -> bytes:
+        if self._redirects:
+            return b""
         text = data if self._unzip is None else self._unzip.feed(data)
         self._bytes += len(text)
         if len(self.opening) < OPENING_BYTES:
@@ -98,6 +105,10 @@ class PlainRelay(Relay):
         return b""
 
     def finish(self) -> bytes:
+        if self._redirects:
+            why = f"it redirects (status {self.status})"
+            self.refusal = upstream_failed(self._wish.model, why)
+            return b""
         if self.outcome == "ok" and ABORTED.search(self._tail):
             self._give_up("partial", "engine_aborted")
         if self._held is None:
@@ -187,6 +198,7 @@ class UnzippedStream(StreamRelay):
 _JSON: Final = b"application/json"
 SHORT_BYTES: Final = 512
 """An answer is not looked at for an error beyond, unless one may have begun there."""
+NOT_MODIFIED: Final = 304
 _CODED: Final = b"transfer-encoding"
 _ABORT: Final = b'"abort"'
 TAIL: Final = 1024

@@ -175,15 +175,28 @@ async def test_an_error_has_no_time_to_first_token(house: House, how: dict[str, 
     assert house.core.stats.models["m"].ttft.count == 0
 
 
-@pytest.mark.parametrize("status", [302, 304])
-async def test_a_redirect_is_no_answer_that_anybody_pays_for(house: House, status: int) -> None:
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_is_no_answer_and_sends_no_client_away(house: House, status: int) -> None:
     house.engine(status=status, headers="location: https://elsewhere/\r\n", body=None)
+    await house.start()
+    answer = await house.ask()
+    assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_failed")
+    assert f"redirects (status {status})" in answer.json["error"]["message"]
+    assert "location" not in answer.headers
+    row = await house.row()
+    assert (row["status"], row["http_status"]) == ("error", 502)
+    assert "prompt_tokens" not in row
+    assert not house.core.fleet.pools["e0"].breaker.spotless
+
+
+async def test_not_modified_is_no_answer_that_anybody_pays_for(house: House) -> None:
+    house.engine(status=304, body=None)
     await house.start()
     wire = await house.wire()
     await wire.chat()
-    assert (await wire.answer(head_only=status == 304)).status == status
+    assert (await wire.answer(head_only=True)).status == 304
     row = await house.row()
-    assert (row["status"], row["error_code"]) == ("error", f"upstream_{status}")
+    assert (row["status"], row["error_code"]) == ("error", "upstream_304")
     assert "prompt_tokens" not in row
 
 
