@@ -83,10 +83,17 @@ class PlainRelay(Relay):
         return self._frame(data) if self._first is None else self._judge_first(self._first, data)
 
     def _judge_first(self, first: list[bytes], data: bytes) -> bytes:
-        """The head goes once it is known that this 200 is no error, or not a short one."""
+        """The head goes once it is known that this 200 is no error, or not a short one; or that
+        nobody can know, for its coding cannot be read, or says nothing in many bytes."""
         first.append(data)
+        self._held_bytes += len(data)
         size = len(self.opening)
-        if size < SHORT_BYTES or (size < OPENING_BYTES and tells_error(self.opening)):
+        unreadable = self._unzip is not None and self._unzip.failed
+        if (
+            max(size, self._held_bytes) < OPENING_BYTES
+            and not unreadable
+            and (size < SHORT_BYTES or tells_error(self.opening))
+        ):
             return b""
         self._first = None
         return self._frame(b"".join(first))

@@ -15,6 +15,10 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.router.config import Limits
+from controller.router.dialect import CHAT
+from controller.router.plain import open_relay
+from controller.router.relay import Head, Wish
 from controller.router.unzip import Unzip
 from controller.router.vectors import BASE64, FLOAT, MOST_BYTES, form_of, in_form
 from tests.router.wire import PATIENCE_S
@@ -54,6 +58,19 @@ async def test_A16_a_compressed_plain_answer_passes_and_is_counted(
     row = await house.row()
     assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 3)
     assert "estimated" not in row
+
+
+@pytest.mark.parametrize(
+    "body", [b"no gzip", gzip.compress(b" " * 5_000_000), gzip.compress(b"") * 1000]
+)
+def test_A16_an_answer_that_we_cannot_read_is_not_kept(body: bytes) -> None:
+    """Nobody can say whether it is an error, and it may be of any size."""
+    wish = Wish("m", b"r", True, False, False, CHAT, None, None)
+    headers = [(b"content-encoding", b"gzip")]
+    relay = open_relay(Head(200, headers, None, b"application/json", b"gzip"), wish, Limits())
+    first = relay.feed(body)
+    assert first.endswith(body + b"\r\n")
+    assert relay.feed(body) == first[first.index(b"\r\n\r\n") + 4 :]
 
 
 async def test_A17_a_compressed_answer_under_an_alias_is_sent_plain(house: House) -> None:
