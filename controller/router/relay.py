@@ -251,7 +251,7 @@ class StreamRelay(Relay):
 
     def answered(self) -> bool:
         """Its end went out: a client that closes now has everything (case A05)."""
-        return self.scanner.done and self.scanner.begun
+        return self.scanner.done
 
     @property
     def ended(self) -> bool:

@@ -126,7 +126,7 @@ class Scanner:
         """Whether the answer is complete: `[DONE]`, or its API's last word in the last two events
         (engines without `[DONE]` exist), or the ends of all its choices."""
         if self.done or self._cut:
-            return self.done and self.begun
+            return self.done
         if self._choices > 1 and not self._dialect.done:
             return len(self._finished) >= self._choices
         ends = self._dialect.ends
@@ -185,6 +185,9 @@ class Scanner:
         if data is None:
             return raw
         if data.strip() == b"[DONE]":
+            if not self.begun:  # the end of nothing: a client would take it for a whole answer
+                self._dropped = True
+                return b""
             self.done = True
             return raw
         several = self._choices > 1 and _FINISHED.search(data)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from controller.router.blame import error_in, error_of, tells_error
 from controller.router.breaker import Phase
-from controller.router.config import Limits, Retries
+from controller.router.config import Limits, Retries, Timeouts
 from controller.router.dialect import CHAT
 from controller.router.relay import HELD_BYTES, Head, StreamRelay, Wish
+from controller.router.sse import Scanner
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -183,6 +184,34 @@ async def test_A08_a_stream_of_nothing_but_its_end_is_no_answer(house: House, be
     assert (row["status"], row["error_code"]) == ("error", "upstream_failed")
     assert not house.core.fleet.pools["e0"].breaker.spotless
     assert all(row["status"] == "ok" for row in house.rows[: len(good.chats())])
+
+
+@pytest.mark.parametrize("said", ["keep-alive", "comment"])
+async def test_A08_the_end_of_nothing_does_not_reach_a_client_that_was_kept_waiting(
+    house: House, said: str
+) -> None:
+    """Its head went out with our first comment: `[DONE]` would end the stream as a whole answer."""
+    raw = "data: [DONE]\n\n"
+    late = {"first_delay": 1.0} if said == "comment" else {"end_delay": 20}
+    house.engine(raw=raw, **late)
+    await house.start(timeouts=Timeouts(comment_s=0.1, first_token_s=2.0))
+    answer = await house.ask(stream=True)
+    assert answer.body.startswith(b": keep-alive\n\n")
+    assert answer.body.index(b'"error"') < answer.body.index(b"[DONE]")
+    assert (await house.row())["status"] in ("partial", "error")
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_A08_no_end_before_the_beginning_is_passed_on(line_end: str) -> None:
+    end, event = (f"data: {told}{2 * line_end}".encode() for told in ("[DONE]", '{"choices":[]}'))
+    for cut in range(1, len(end) + 1):
+        scanner = Scanner(1000)
+        out = scanner.feed(end[:cut]) + scanner.feed(end[cut:] + event)
+        assert out == event
+        assert not scanner.done
+        assert not scanner.ended_well()
+        assert scanner.feed(end) + scanner.finish() == end
+        assert scanner.ended_well()
 
 
 # -- comments before it --------------------------------------------------------------------------
