@@ -231,6 +231,8 @@ class Exchange(Intake):
         if delivery.failed_first:
             told, back_s = error.message.encode(), error.retry_after_s
             refuses_key = error.code == errors.ENGINE_REFUSED_KEY
+            if error.status not in BY_STATUS and attempts.target is not None:
+                attempts.target.pool.answered(error.status)  # the others are told of next
             if attempts.after_answer(401 if refuses_key else error.status, told, back_s):
                 delivery.forget()
             elif refuses_key:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.router.blame import error_in, error_of, tells_error
-from controller.router.breaker import Phase
+from controller.router.breaker import BreakerRules, Phase
 from controller.router.config import Limits, Retries, Timeouts
 from controller.router.dialect import CHAT
 from controller.router.relay import HELD_BYTES, Head, StreamRelay, Wish
@@ -170,6 +170,33 @@ def test_A08_no_plain_answer_breaks_the_search_for_an_error(body: bytes) -> None
     assert error_in(body) is None
     told = b'{"error": ' + body + b"}"
     assert tells_error(told) or not isinstance(error_in(told), str | dict)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_C01_a_clients_error_in_a_200_proves_that_the_engine_works(
+    house: House, *, stream: bool
+) -> None:
+    engine = house.engine(status=500)
+    await house.start(breaker=BreakerRules(failures_in_row=1, pause_s=0.05))
+    (pool,) = house.core.fleet.everyone()
+    assert (await house.ask()).status == 500
+    assert pool.breaker.phase is Phase.OPEN
+    told = {"error": {"message": "too long", "code": 400}}
+    engine.default = {"body": told, "error_first": told}
+    assert (await house.ask(stream=stream)).status == 400  # it waited for the probe's time
+    assert pool.breaker.closed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_A08_an_odd_status_in_a_200_is_a_failure_of_its_replica(
+    house: House, *, stream: bool
+) -> None:
+    told = {"error": {"message": "no storage", "code": 507}}
+    house.engine(body=told, error_first=told)
+    await house.start()
+    pool = house.core.fleet.pools["e0"]
+    assert (await house.ask(stream=stream)).status == 507
+    assert not pool.breaker.spotless
 
 
 @pytest.mark.parametrize("before", ["", PING])
