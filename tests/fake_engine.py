@@ -14,7 +14,7 @@ Keys of a behaviour (all optional):
   prefix        "data: " or "data:"              byte_gap   seconds between single bytes
   usage         false: never tell usage          usage_always: tell it unasked
   extra         raw text put before the usage    raw        the whole answer, as text or bytes
-  kind          content type of a plain answer
+  kind          content type of a plain answer   plain      true: never a stream
   done          false: no [DONE]                 framing    "chunked", "length" or "close"
   error_first   event {"error": ...} first       error_at   the same after so many tokens
   die_at        stop after so many tokens/bytes, by `die`: "rst", "fin", "kill" (the process)
@@ -247,7 +247,7 @@ class _Answer:
             self._plain(how.get("body", {"error": error}), how["status"])
         elif how.get("stateful") and path == "/v1/responses":
             self._respond()
-        elif self.asked.get("stream"):
+        elif self.asked.get("stream") and not how.get("plain"):
             self._stream()
         else:
             self._plain(how.get("body", self._document()), 200)

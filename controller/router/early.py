@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import orjson
-
-from controller.router.blame import error_of
-from controller.router.errors import ApiError, upstream_failed
-from controller.router.relay import Head, StreamRelay, Wish
+from controller.router.blame import error_in, error_of
+from controller.router.errors import upstream_failed
+from controller.router.relay import ERROR_EVENT, Head, StreamRelay, Wish
 
 if TYPE_CHECKING:
     from controller.router.config import Limits
@@ -72,7 +70,7 @@ class LatePlain(LateStream):
     def __init__(self, head: Head, wish: Wish, limits: Limits) -> None:
         super().__init__(head, wish, limits)
         self._held = b""
-        self._fresh = False  # its status was judged: it is for the client
+        self._fresh = head.status < 400  # else it was judged by its status: it is for the client
 
     def flow(self, data: bytes) -> bytes | None:
         """Never: nothing of it goes out."""
@@ -83,17 +81,18 @@ class LatePlain(LateStream):
         return b""
 
     def finish(self) -> bytes:
-        out = self.broken(self._error()) or b""
+        told = error_in(self._held) if self.status == 200 or not self._fresh else None
+        why = f"it answered with status {self.status} and no event stream"
+        model = self._wish.model
+        error = upstream_failed(model, why) if told is None else error_of(told, model)
+        if self._fresh:
+            self.refusal = error
+            if told is not None:
+                self._give_up("error", ERROR_EVENT)
+            return b""
+        out = self.broken(error) or b""
         self.outcome = "error"
         return out
-
-    def _error(self) -> ApiError:
-        try:
-            told = orjson.loads(self._held)["error"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            why = f"it answered with status {self.status} and no event stream"
-            return upstream_failed(self._wish.model, why)
-        return error_of(told, self._wish.model)
 
 
 def open_late(head: Head, wish: Wish, limits: Limits) -> StreamRelay:

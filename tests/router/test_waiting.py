@@ -245,7 +245,10 @@ async def test_D17_a_kept_alive_stream_ends_with_the_reason(house: House) -> Non
     [({"status": 400, "body": {"error": {"message": "too long", "code": "context"}}}, b"too long"),
      ({"status": 500, "body": {"oh": "dear"}}, b"status 500 and no event stream"),
      ({"die_at": 1, "die": "rst", "tokens": 5}, b"upstream_failed"),
-     ({"error_first": {"error": {"message": "full", "code": 503}}}, b"full")],
+     ({"error_first": {"error": {"message": "full", "code": 503}}}, b"full"),
+     ({"plain": True, "body": {"error": {"message": "full", "code": 503}}}, b"full"),
+     ({"plain": True}, b"status 200 and no event stream"),
+     ({"status": 302, "body": {"error": {"message": "away"}}}, b"status 302 and no event stream")],
 )  # fmt: skip
 async def test_what_an_engine_refuses_after_the_head_is_an_event(
     house: House, behaviour: dict[str, Any], words: bytes
@@ -409,8 +412,10 @@ async def test_C10_who_waited_in_vain_is_served_by_a_fallback(house: House, stre
 
 
 @pytest.mark.parametrize(
-    "how", [{"status": 503}, {"error_first": FULL}, {"raw": ": ping\n\n", "end_delay": 0.05}]
-)
+    "how",
+    [{"status": 503}, {"error_first": FULL}, {"raw": ": ping\n\n", "end_delay": 0.05},
+     {"plain": True, "body": FULL}, {"plain": True}, {"status": 302, "body": FULL}],
+)  # fmt: skip
 async def test_a_stream_that_was_told_to_wait_is_answered_elsewhere_where_one_fails(
     house: House, how: dict[str, Any]
 ) -> None:
