@@ -37,7 +37,7 @@ _UNKNOWN = 502
 """The engine failed, and does not say how."""
 _BUSY = frozenset((429, 503, 529))
 _ERROR_FIELD: Final = b'"error"'
-_ERROR: Final = re.compile(rb'"error"\s*:\s*[{"]')  # the Responses API has a null in good answers
+_ERROR: Final = re.compile(rb'"error"\s*:\s*[^\sn]')  # the Responses API has a null in good answers
 
 
 def tells_error(text: bytes) -> bool:
@@ -50,14 +50,28 @@ def error_in(body: bytes) -> Any:
 
     A response that failed is an answer of the Responses API, which tells so in its `status`.
     """
+    document = _document(body)
+    if document is None or document.get("object") == "response":
+        return None
+    answered = document.get("choices") or document.get("data") or document.get("content")
+    return None if answered else document.get("error") or None
+
+
+def is_failed_response(body: bytes) -> bool:
+    """Whether a plain answer of the Responses API says that it is none."""
+    document = _document(body)
+    return document is not None and (document.get("object"), document.get("status")) == (
+        "response",
+        "failed",
+    )
+
+
+def _document(body: bytes) -> dict[str, Any] | None:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(document, dict) or document.get("object") == "response":
-        return None
-    answered = document.get("choices") or document.get("data") or document.get("content")
-    return None if answered else document.get("error") or None
+    return document if isinstance(document, dict) else None
 
 
 def error_of(error: Any, model: str) -> ApiError:

@@ -9,7 +9,7 @@ import orjson
 
 from controller.router import vectors
 from controller.router.bill import plain_tokens
-from controller.router.blame import error_in, error_of, tells_error
+from controller.router.blame import error_in, error_of, is_failed_response, tells_error
 from controller.router.errors import ApiError, upstream_failed
 from controller.router.names import restore
 from controller.router.relay import (
@@ -143,10 +143,14 @@ class PlainRelay(Relay):
         return self._frame(rest) + self._last() if rest or self._head or self._chunks else b""
 
     def _is_error(self, body: bytes) -> bool:
-        error = error_in(body) if self.status == 200 and tells_error(body) else None
+        if self.status != 200 or not tells_error(body):
+            return False
+        error = error_in(body)
         if error is not None:
             self._give_up("error", ERROR_EVENT)
             self.refusal = error_of(error, self._wish.model)
+        elif is_failed_response(body):  # its client can read it; whose fault it is, nobody knows
+            self._give_up("error", RESPONSE_FAILED)
         return error is not None
 
     def broken(self, error: ApiError) -> bytes | None:
@@ -159,7 +163,7 @@ class PlainRelay(Relay):
 
     def tokens(self) -> Tokens:
         """What the engine told of its tokens; a failure is not billed."""
-        return self._finder.tokens() if self._finder and self.status < 300 else UNKNOWN
+        return self._finder.tokens() if self._finder and self.outcome != "error" else UNKNOWN
 
     def made(self) -> int | None:
         """Tokens that passed by, about; None before the first byte."""
@@ -206,6 +210,8 @@ _JSON: Final = b"application/json"
 SHORT_BYTES: Final = 512
 """An answer is not looked at for an error beyond, unless one may have begun there."""
 NOT_MODIFIED: Final = 304
+RESPONSE_FAILED: Final = "response_failed"
+"""The code of an answer of the Responses API that says of itself that it failed."""
 _CODED: Final = b"transfer-encoding"
 _ABORT: Final = b'"abort"'
 TAIL: Final = 1024

@@ -163,6 +163,47 @@ async def test_A08_an_answer_with_a_word_on_errors_passes_as_it_is(
     assert len(engine.chats()) == 1
 
 
+@pytest.mark.parametrize("error", [["capacity"], 502, True])
+async def test_A08_an_error_of_any_form_in_a_plain_200_is_a_failure(
+    house: House, error: Any
+) -> None:
+    house.engine(body={"error": error})
+    await house.start()
+    answer = await house.ask()
+    assert (answer.status, answer.json["error"]["message"]) == (502, str(error))
+    row = await house.row()
+    assert (row["status"], row["error_code"]) == ("error", "upstream_502")
+    assert "prompt_tokens" not in row
+
+
+@pytest.mark.parametrize("usage", [None, {"input_tokens": 5, "output_tokens": 2}])
+@pytest.mark.parametrize("how", [{}, {"byte_gap": 0.0}, {"gzip": True}, {"framing": "close"}])
+@pytest.mark.parametrize("model", ["m", "short"])
+async def test_A08_a_response_that_failed_is_passed_on_and_costs_nothing(
+    house: House, usage: Any, how: dict[str, Any], model: str
+) -> None:
+    """As `response.failed` in a stream; its breaker does not care, for it may be the client's."""
+    error = {"code": "server_error", "message": "it broke"}
+    told = {"object": "response", "status": "failed", "error": error, "output": [], "usage": usage}
+    engine = house.engine(body=told, **how)
+    await house.start()
+    wire = await house.wire()
+    await wire.post("/v1/responses", {"model": model, "input": "x"})
+    answer = await wire.answer()
+    assert answer.status == 200
+    row = await house.row()
+    assert (row["status"], row["http_status"], row["error_code"]) == (
+        "error",
+        200,
+        "response_failed",
+    )
+    assert not {"prompt_tokens", "completion_tokens", "estimated"} & {
+        k for k, v in row.items() if v
+    }
+    assert house.core.fleet.pools["e0"].breaker.spotless
+    assert len(engine.chats()) == 1
+
+
 @given(
     st.binary() | st.text().map(str.encode) | SCALARS.map(lambda told: json.dumps(told).encode())
 )
