@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from controller.router.auth import Key
     from controller.router.body import Asked
+    from controller.router.breaker import Phase
     from controller.router.choose import Want
     from controller.router.core import Core
     from controller.router.errors import ApiError
@@ -59,6 +60,7 @@ class Attempts(Timed):
     admitted = AT_ONCE  # or where it waited last
     target: Target | None = None
     up: UpstreamConnection | None = None  # the attempt that runs now
+    phase: Phase | None = None  # of its breaker when it was asked, unless closed
     count = 0
     failed: list[Any] | None = None  # [replica, model, why, ms] of those that failed
     waits: Waiters | None = None  # where it waits now
@@ -314,6 +316,8 @@ class Attempts(Timed):
         total_due = self.started + self._core.config.timeouts.total_s
         fresh = self._resent  # an idle connection that had died would be the end of this request
         self.up = target.pool.take(self._exchange, request, total_due, fresh=fresh, again=again)
+        breaker = target.pool.breaker
+        self.phase = None if breaker.closed else breaker.phase
 
     # -- again -----------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ def headers(attempts: Attempts) -> tuple[tuple[bytes, bytes], ...]:
     `x-llmgw-fallback-on`: for which reasons another model may answer, and who said so; that is
     `previous` when nobody else has the answer that the request goes on from.
     `x-llmgw-fallback` is there when another model answers: which, why, and who allowed it.
-    `x-llmgw-breaker` is there when the replica's is not closed: a probe, or nobody is better.
+    `x-llmgw-breaker` is there when the replica's was not closed as it was sent there: it is a
+    probe, or nobody is better. What the answer made of it is another matter.
     A head that goes out while the request waits tells nothing that is not known before its end.
     """
     reasons = ",".join(sorted(attempts.may_fall_back)) or "none"
@@ -30,10 +31,9 @@ def headers(attempts: Attempts) -> tuple[tuple[bytes, bytes], ...]:
         (b"x-llmgw-queue-ms", b"%d" % round(attempts.queued_s * 1000)),
     ]
     if attempts.target is not None:
-        pool = attempts.target.pool
-        told.append((b"x-llmgw-replica", _value(pool.key)))
-        if not pool.breaker.closed:
-            told.append((b"x-llmgw-breaker", _value(pool.breaker.phase.value)))
+        told.append((b"x-llmgw-replica", _value(attempts.target.pool.key)))
+    if attempts.phase is not None:
+        told.append((b"x-llmgw-breaker", _value(attempts.phase.value)))
     told.append(allowed)
     if attempts.fallback is not None:
         value = f"{attempts.serving}; on={attempts.fallback}; by={attempts.fallback_by}"

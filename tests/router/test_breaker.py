@@ -219,6 +219,25 @@ async def test_C01_requests_of_one_client_that_engines_answer_500_shut_nobody_ou
     assert first.breaker.trips == 1
 
 
+async def test_an_explanation_tells_how_the_breaker_stood_when_the_replica_was_asked(
+    house: House,
+) -> None:
+    house.engine()
+    await house.start(breaker=replace(RULES, pause_s=0.0), retries=ONE)
+    pool = house.core.fleet.pools["e0"]
+
+    async def told(status: int) -> str | None:
+        answer = await house.ask(fake={"status": status}, headers={"x_llmgw_explain": "1"})
+        assert answer.status == status
+        return answer.headers.get("x-llmgw-breaker")
+
+    assert [await told(500) for _ in range(3)] == [None] * 3, "the last one opened it"
+    assert pool.breaker.phase is Phase.OPEN
+    assert await told(500) == "half_open", "a probe, which failed"
+    assert pool.breaker.phase is Phase.OPEN
+    assert [await told(200), await told(200)] == ["half_open", None]
+
+
 async def test_C01_a_last_resort_has_room_for_its_depth_and_others_queue(house: House) -> None:
     engine = house.engine(hold=True)
     await house.start(
