@@ -84,14 +84,15 @@ class PlainRelay(Relay):
 
     def _judge_first(self, first: list[bytes], data: bytes) -> bytes:
         """The head goes once it is known that this 200 is no error, or not a short one; or that
-        nobody can know, for its coding cannot be read, or says nothing in many bytes."""
+        nobody can know, for its coding cannot be read, or says nothing in many bytes. Blanks go at
+        once: engines send them so that nobody cuts a silent answer."""
         first.append(data)
         self._held_bytes += len(data)
         size = len(self.opening)
         unreadable = self._unzip is not None and self._unzip.failed
         if (
             max(size, self._held_bytes) < OPENING_BYTES
-            and not unreadable
+            and not (unreadable or self.opening.isspace())
             and (size < SHORT_BYTES or tells_error(self.opening))
         ):
             return b""

@@ -245,3 +245,14 @@ async def test_H14_a_plain_answer_cut_before_its_head_went_out_is_an_error(
     row = await house.row()
     assert (row["status"], row["http_status"]) == ("error", 502)
     await until(house.idle)
+
+
+def test_A35_blanks_before_a_plain_answer_go_at_once() -> None:
+    """Engines send them so that no proxy cuts a long silence."""
+    wish = Wish("m", b"r", False, False, False, CHAT, None, None)
+    kind = b"application/json"
+    relay = open_relay(Head(200, [(b"content-type", kind)], 40, kind), wish, Limits())
+    assert relay.feed(b"\n").endswith(b"\r\n\r\n\n")
+    assert relay.feed(b'{"choices"') == b'{"choices"'
+    other = open_relay(Head(200, [(b"content-type", kind)], 40, kind), wish, Limits())
+    assert other.feed(b'{"choices"') == b"", "it may be an error yet"
