@@ -91,7 +91,7 @@ class LatePlain(LateStream):
                 self._give_up("error", ERROR_EVENT)
             return b""
         out = self.broken(error) or b""
-        self.outcome = "error"
+        self._give_up("error", f"upstream_{self.status}")  # judged by its status, and not again
         return out
 
 

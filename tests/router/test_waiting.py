@@ -241,17 +241,25 @@ async def test_D17_a_kept_alive_stream_ends_with_the_reason(house: House) -> Non
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "words"),
-    [({"status": 400, "body": {"error": {"message": "too long", "code": "context"}}}, b"too long"),
-     ({"status": 500, "body": {"oh": "dear"}}, b"status 500 and no event stream"),
-     ({"die_at": 1, "die": "rst", "tokens": 5}, b"upstream_failed"),
-     ({"error_first": {"error": {"message": "full", "code": 503}}}, b"full"),
-     ({"plain": True, "body": {"error": {"message": "full", "code": 503}}}, b"full"),
-     ({"plain": True}, b"status 200 and no event stream"),
-     ({"status": 302, "body": {"error": {"message": "away"}}}, b"status 302 and no event stream")],
+    ("behaviour", "words", "code", "failures"),
+    [({"status": 400, "body": {"error": {"message": "too long", "code": "context"}}}, b"too long",
+      "upstream_400", []),
+     ({"status": 400, "body": {"detail": "odd"}}, b"status 400 and no event", "upstream_400", []),
+     ({"status": 500, "body": {"oh": "dear"}}, b"status 500 and no event stream",
+      "upstream_500", ["500"]),
+     ({"die_at": 1, "die": "rst", "tokens": 5}, b"upstream_failed",
+      "upstream_failed", ["closed_early"]),
+     ({"error_first": {"error": {"message": "full", "code": 503}}}, b"full",
+      "upstream_503", ["503"]),
+     ({"plain": True, "body": {"error": {"message": "full", "code": 503}}}, b"full",
+      "upstream_503", ["503"]),
+     ({"plain": True, "body": {"error": "boom"}}, b"boom", "upstream_502", ["502"]),
+     ({"plain": True}, b"status 200 and no event stream", "upstream_failed", ["no_answer"]),
+     ({"status": 302, "body": {"error": {"message": "away"}}}, b"status 302 and no event stream",
+      "upstream_failed", ["no_answer"])],
 )  # fmt: skip
 async def test_what_an_engine_refuses_after_the_head_is_an_event(
-    house: House, behaviour: dict[str, Any], words: bytes
+    house: House, behaviour: dict[str, Any], words: bytes, code: str, failures: list[str]
 ) -> None:
     await house.start(comment_s=0.05, flush_s=0.02)
     wire = await house.ask(stream=True, fake=behaviour)
@@ -262,7 +270,10 @@ async def test_what_an_engine_refuses_after_the_head_is_an_event(
     assert b'"error"' in rest
     assert b"data: [DONE]\n\n" in rest
     await until(lambda: house.shelf.written)
-    assert house.shelf.written[0]["http_status"] == 200
+    (row,) = house.shelf.written
+    assert (row["http_status"], row["error_code"]) == (200, code)
+    assert not row.get("prompt_tokens")
+    assert [why for _, why in house.running.core.stats.upstream_failures] == failures
 
 
 async def test_nobody_waits_for_a_model_whose_starts_fail_again_and_again(house: House) -> None:
