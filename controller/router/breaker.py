@@ -9,7 +9,8 @@ A replica that refuses connections is held too, from its first failure on: other
 
 One client's requests can make an engine that works answer 5xx time and again (llama.cpp to a
 picture for a model of text). So who tripped by answers, and answered well lately, is a **last
-resort**: it is asked as before where no replica of the model is better.
+resort**: it is asked as before where no replica of the model is better. When it says that it is
+busy it rests as others are held.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Breaker:
     """The state of one replica. `closed` is all that the hot path looks at."""
 
     __slots__ = (
-        "_busy", "_history", "_hold_s", "_in_row", "_probing", "_rules", "_silent",
-        "closed", "good_at", "pause_s", "phase", "trips", "until",
+        "_busy", "_history", "_hold_s", "_in_row", "_probing", "_rested_at", "_rules",
+        "_silences", "closed", "good_at", "pause_s", "phase", "trips", "until",
     )  # fmt: skip
 
     def __init__(self, rules: BreakerRules) -> None:
@@ -58,9 +59,10 @@ class Breaker:
         self._in_row = (1 << rules.failures_in_row) - 1
         self._history = 0
         self._hold_s = 0.0  # of the present hold, 0 when there is none
-        self._busy = False  # it is held because it was busy, not because it was unreachable
+        self._busy = False  # it is held, or rests, because it was busy, not unreachable
         self._probing = False  # a request was let through since the last bad answer
-        self._silent = False  # of the failures remembered, one was no answer
+        self._silences = 0  # which of the outcomes remembered were no answer
+        self._rested_at = -math.inf  # monotonic: it is no last resort before, it was busy
         self.good_at = -math.inf  # monotonic, of an answer below 500
         self.pause_s = 0.0  # of the last trip, 0 once it is forgotten
         self.closed = True
@@ -78,6 +80,11 @@ class Breaker:
         """Whether it failed so often that it gets probes only."""
         return self.phase is Phase.OPEN or self.phase is Phase.HALF_OPEN
 
+    @property
+    def failing(self) -> bool:
+        """Whether its latest outcomes are failures, as many as open it, and nothing else."""
+        return self._history & self._in_row == self._in_row
+
     def shown(self, now: float) -> Phase:
         """For people: a hold that is over keeps nobody away, though nobody came since."""
         over = self.phase is Phase.HELD and now >= self.until
@@ -85,12 +92,17 @@ class Breaker:
 
     def is_last_resort(self, now: float) -> bool:
         """Whether it tripped, and yet answers some: better than nobody."""
-        return self.tripped and not self._silent and now - self.good_at < LATELY_S
+        return self._answers_some(now) and now >= self._rested_at
+
+    def _answers_some(self, now: float) -> bool:
+        return self.tripped and not self._silences and now - self.good_at < LATELY_S
 
     def back_at(self, now: float) -> float:
         """The monotonic moment to look again; past while a probe is out, which may end any time,
         and where only room is lacking."""
-        return -math.inf if self._probing or self.is_last_resort(now) else self.until
+        if self._probing:
+            return -math.inf
+        return min(self._rested_at, self.until) if self._answers_some(now) else self.until
 
     def hurry(self) -> None:
         """There is other evidence that it works again: the next request may probe at once."""
@@ -105,6 +117,11 @@ class Breaker:
         """A request is on its way there: the probe, unless nobody asked whether it may."""
         if self.admits(now):
             self.probe(now)
+        elif self._busy:  # a last resort: no more of them before it could have refused this one
+            self._busy = False
+            self._rested_at = now + self._hold_s
+        else:
+            self._hold_s = 0.0
 
     def probe(self, now: float) -> None:
         """A request goes there although it is not closed; the next may after the same pause."""
@@ -126,31 +143,32 @@ class Breaker:
             return
         self.good_at = now
         self._history = self._history << 1 & WINDOW
+        self._silences = self._silences << 1 & WINDOW
         if self.phase is Phase.HALF_OPEN:
             self._history = self._in_row >> 1  # on trial: one failure opens it again
-            self._silent = False
+            self._silences = 0
             self._close()
         elif self.phase is Phase.HELD and (self._probing or not self._busy):
             self._close()
         if self.spotless:
             self.pause_s = 0.0
-            self._silent = False
 
     def failed(self, now: float, *, unreachable: bool = False, chance: float = 0.5) -> None:
         """It did not answer. `chance` in 0..1 spreads the holds of many routers."""
-        self._silent = True
-        if self._fail(now) and unreachable:
+        tripped = not self._fail(now)
+        self._silences |= 1
+        if unreachable and not tripped:
             self._hold(now, 0.0, chance, busy=False)
 
     def _fail(self, now: float) -> bool:
         """Note a failure; whether it is not tripped by it, or was before."""
+        self._history = (self._history << 1 | 1) & WINDOW
+        self._silences = self._silences << 1 & WINDOW
         if self.phase is Phase.OPEN:
             return False  # a request from before the trip, or of a last resort
-        self._history = (self._history << 1 | 1) & WINDOW
-        in_row = self._history & self._in_row == self._in_row
         if (
             self.phase is Phase.HALF_OPEN
-            or in_row
+            or self.failing
             or self._history.bit_count() >= self._rules.failures_of_20
         ):
             self._trip(now)
@@ -159,8 +177,12 @@ class Breaker:
 
     def busy(self, now: float, retry_after_s: float = 0.0, chance: float = 0.5) -> None:
         """It has too much to do: hold back for a moment (less than the engine may ask for)."""
+        if self.phase is Phase.OPEN:
+            self._busy = True
+            self._rested_at = self._over_at(now, retry_after_s, chance)
+            return
         old_news = self.phase is Phase.HELD and not self._probing and now < self.until
-        if self.phase is not Phase.OPEN and not old_news:
+        if not old_news:
             self._hold(now, retry_after_s, chance, busy=True)
 
     def resume(self, until: float, pause_s: float) -> None:
@@ -175,18 +197,22 @@ class Breaker:
 
     def _open(self, until: float, pause_s: float) -> None:
         self.phase = Phase.OPEN
-        self.closed = self._probing = False
+        self.closed = self._probing = self._busy = False
         self._hold_s = 0.0
         self.until = until
         self.pause_s = pause_s
 
     def _hold(self, now: float, asked_s: float, chance: float, *, busy: bool) -> None:
-        longest = self._rules.longest_hold_s
-        self._hold_s = min(max(2 * self._hold_s, self._rules.hold_s, asked_s), longest)
+        self.until = self._over_at(now, asked_s, chance)
         self.phase = Phase.HELD
         self._busy = busy
         self.closed = self._probing = False
-        self.until = now + self._hold_s * (0.75 + chance / 2)
+
+    def _over_at(self, now: float, asked_s: float, chance: float) -> float:
+        """When a hold from now on is over: twice as long as the last one."""
+        longest = self._rules.longest_hold_s
+        self._hold_s = min(max(2 * self._hold_s, self._rules.hold_s, asked_s), longest)
+        return now + self._hold_s * (0.75 + chance / 2)
 
     def _close(self) -> None:
         self.phase = Phase.CLOSED

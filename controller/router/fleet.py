@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from controller.router.table import Endpoint, Replica
 
 USUAL: Final = Want()
+OUTDONE_S: Final = 2.0
+"""A last resort that only fails is none when another one answered well so much later."""
 
 
 class Fleet:
@@ -121,6 +123,11 @@ class Fleet:
         group = self._ready.get(model)
         return group is not None and _all_fail(group, tried)
 
+    def has_last_resort(self, model: str, tried: tuple[Pool, ...] = ()) -> bool:
+        """Whether a replica that was not tried failed lately and yet answers some."""
+        group = self._ready.get(model)
+        return group is not None and bool(_last_resorts(group, tried, monotonic()))
+
     def can_serve(self) -> bool:
         """Whether any model has a ready replica, or starts when it is asked for."""
         return bool(self._ready or self._on_demand)
@@ -171,7 +178,8 @@ class Fleet:
         ]
         fit = [target for target in left if target.pool.breaker.admits(now)]
         if not fit and _all_fail(group, tried):
-            fit = [target for target in left if target.pool.breaker.is_last_resort(now)]
+            spare = _last_resorts(group, tried, now)
+            fit = [target for target in left if target in spare]
         target: Target | None = None
         if first is not None and first in fit:
             target = first
@@ -226,6 +234,22 @@ class Fleet:
 
 def _all_fail(group: Group[Target], tried: tuple[Pool, ...]) -> bool:
     return all(target.pool.breaker.tripped for target in group.members if target.pool not in tried)
+
+
+def _last_resorts(group: Group[Target], tried: tuple[Pool, ...], now: float) -> list[Target]:
+    """Those not tried. Not who broke for good, beside one that still answers: it is the last to
+    be found out, for failing fast it looks idle."""
+    found = [
+        target
+        for target in group.members
+        if target.pool not in tried and target.pool.breaker.is_last_resort(now)
+    ]
+    latest = max([target.pool.breaker.good_at for target in found], default=0.0)
+    return [
+        target
+        for target in found
+        if not target.pool.breaker.failing or latest - target.pool.breaker.good_at < OUTDONE_S
+    ]
 
 
 def _compare(targets: list[Target], now: float) -> None:

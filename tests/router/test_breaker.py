@@ -146,25 +146,62 @@ def test_an_unreachable_replica_is_held_from_the_first_failure_on() -> None:
 def test_C01_who_tripped_is_a_last_resort_if_it_answered_well_lately_and_always_answers(
     steps: list[str], data: st.DataObject
 ) -> None:
-    breaker, now, good_at, silent = Breaker(RULES), 1000.0, None, False
+    breaker, now, good_at = Breaker(RULES), 1000.0, None
+    silent: list[bool] = []  # of the last outcomes, newest first
     for step in steps:
         now += data.draw(st.sampled_from([0.0, 0.5, 20.0, 61.0]))
         if step == "good":
             recovers = breaker.phase is Phase.HALF_OPEN
             breaker.answered(now, 200)
             good_at = now
-            silent = silent and not (recovers or breaker.spotless)
+            silent = [] if recovers else [False, *silent]
         elif step == "bad":
             breaker.answered(now, 500)
+            silent = [False, *silent]
         elif step == "silent":
             breaker.failed(now)
-            silent = True
+            silent = [True, *silent]
         elif breaker.admits(now):
             breaker.probe(now)
         lately = good_at is not None and now - good_at < LATELY_S
-        assert breaker.is_last_resort(now) == (breaker.tripped and lately and not silent)
+        told = breaker.tripped and lately and not any(silent[:20])
+        assert breaker.is_last_resort(now) == told
         if breaker.is_last_resort(now):
             assert breaker.back_at(now) <= now
+
+
+def test_C01_a_silence_that_is_no_more_remembered_takes_no_last_resort_away() -> None:
+    breaker = Breaker(RULES)
+    breaker.failed(0.0)
+    for _ in range(10):  # never spotless: one client goes on to provoke failures
+        breaker.answered(0.0, 200)
+        breaker.answered(0.0, 500)
+        breaker.answered(0.0, 200)
+    for _ in range(3):
+        breaker.answered(0.0, 500)
+    assert breaker.is_last_resort(1.0)
+
+
+def test_C02_a_last_resort_that_is_busy_rests_for_a_moment_and_is_taken_back_by_silence() -> None:
+    breaker = Breaker(replace(RULES, pause_s=100.0, longest_pause_s=100.0))
+    breaker.answered(0.0, 200)
+    for _ in range(3):
+        breaker.answered(0.0, 500)
+    breaker.busy(0.0)
+    assert (breaker.is_last_resort(0.09), breaker.back_at(0.05)) == (False, 0.1)
+    assert breaker.is_last_resort(0.1)
+    breaker.sent(0.1)
+    assert not breaker.is_last_resort(0.19), "one goes, and others when it is not refused"
+    breaker.busy(0.11)
+    assert breaker.back_at(0.2) == 0.11 + 0.2
+    breaker.sent(0.4)  # a plain request, which answers minutes later
+    assert not breaker.is_last_resort(0.5)
+    for _ in range(3):
+        breaker.sent(0.7)
+        assert breaker.is_last_resort(0.7)
+    breaker.busy(0.7)
+    assert breaker.back_at(0.7) == 0.7 + 0.1
+    assert (breaker.phase, breaker.until) == (Phase.OPEN, 100.0), "its pause is what it was"
 
 
 # -- before engines --------------------------------------------------------------------------------
@@ -236,6 +273,30 @@ async def test_an_explanation_tells_how_the_breaker_stood_when_the_replica_was_a
     assert await told(500) == "half_open", "a probe, which failed"
     assert pool.breaker.phase is Phase.OPEN
     assert [await told(200), await told(200)] == ["half_open", None]
+
+
+async def test_C01_who_broke_for_good_is_no_last_resort_beside_one_that_answers_some(
+    house: House,
+) -> None:
+    house.engine()
+    house.engine()
+    await house.start(breaker=NEVER_BACK, retries=ONE)
+    pools = house.core.fleet.everyone()
+    now = time.monotonic()
+    for pool, ago_s in zip(pools, (10.0, 0.0), strict=True):
+        pool.breaker.answered(now - ago_s, 200)
+        for _ in range(5):
+            pool.answered(500)
+        assert pool.breaker.is_last_resort(now)
+    broken, works = house.engines
+    broken.default = {"status": 500}
+    for _ in range(10):
+        assert (await house.ask()).status == 200
+    assert (len(broken.chats()), len(works.chats())) == (0, 10)
+    pools[0].breaker.answered(now - 3.0, 200)  # asked before: a bad answer is not its last one
+    for _ in range(20):
+        await house.ask()
+    assert broken.chats()
 
 
 async def test_C01_a_last_resort_has_room_for_its_depth_and_others_queue(house: House) -> None:
