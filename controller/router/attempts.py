@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S: Final = 0.1  # while a replica's probe is out
 MAX_CONNECT_FAILURES: Final = 10
+_FREE: Final = ("refusal",)  # the engine did nothing for it, and its breaker never opens
 NO_ANSWER: Final = "no_answer"  # a 200 with nothing in it, or with what nobody can read
 ENDED_BADLY: Final = {ERROR_EVENT: "error_event", UPSTREAM_FAILED: NO_ANSWER}
 """Why an attempt failed whose answer the client saw in part, by the code of its row."""
@@ -72,7 +73,7 @@ class Attempts(Timed):
     _resent = False
     _connect_failures = 0
     _again: str | None = None  # why the next attempt is made, as metrics say it
-    _chain: deque[str] | None = None  # fallbacks not tried yet; None: not looked up
+    _chain: deque[str] | None = None  # fallbacks that did not get it; None: not looked up
     _pinned: tuple[str, str] | None = None  # replica, the stored answer that it holds
 
     def __init__(
@@ -172,13 +173,16 @@ class Attempts(Timed):
     def flee(self) -> None:
         """All replicas of the model that it waits for fail by now: give up, where a fallback has
         room for it. Else its place is worth more than the error."""
-        if "unavailable" not in self.may_fall_back:
+        waits = self.waits
+        if waits is None or "unavailable" not in self.may_fall_back:
             return
         if self._was_sent and not self._core.budget.affords(monotonic()):
             return
-        fleet = self._core.fleet
-        if any(fleet.choose(name, (), self.want) is not None for name in self._others()):
-            self.give_up()
+        fallback = self._fallback(better=self._core.fleet.has_last_resort(self.serving, self.tried))
+        if fallback is not None:
+            waits.leave(self)
+            self.started = monotonic()
+            self._leave_to(*fallback, "unavailable")
 
     def turn_away(self, error: ApiError) -> None:
         """It waits no longer, because of `error`: a fallback answers, or the client is told."""
@@ -421,34 +425,49 @@ class Attempts(Timed):
     def _flees(self, reason: str | None) -> bool:
         """Send to a fallback at once, where all replicas that are left fail: waiting for the next
         probe of one would take its whole pause, and may be in vain."""
-        return self._core.fleet.fails(self.serving, self.tried) and self._fall_back(reason)
+        fleet = self._core.fleet
+        if not fleet.fails(self.serving, self.tried):
+            return False
+        better = fleet.has_last_resort(self.serving, self.tried)
+        return self._fall_back(reason, better=better)
 
-    def _fall_back(self, reason: str | None) -> bool:
-        """Send to the next model of the chain that has a ready replica."""
+    def _fall_back(self, reason: str | None, *, better: bool = False) -> bool:
+        """Send to the next model of the chain that has a replica for it."""
         if reason not in self.may_fall_back:
             return False
-        free = reason == "refusal"  # the engine did nothing for it, and its breaker never opens
-        others = self._others()
-        while others:
-            name = others.popleft()
-            if not self._core.fleet.serves(name):
-                continue
-            if not free and not self._affords("fallback"):
-                return False
+        if not any(self._core.fleet.serves(name) for name in self._others()):
+            return False
+        if reason not in _FREE and not self._affords("fallback"):
+            return False
+        fallback = self._fallback(better=better)
+        if fallback is None:
+            return False
+        self._leave_to(*fallback, reason)
+        return True
+
+    def _fallback(self, *, better: bool) -> tuple[str, Target] | None:
+        """The next model of the chain that has a ready replica with room, and this one.
+
+        `better`: than a last resort, which the model itself has, too.
+        """
+        for name in self._others():
             target = self._core.fleet.choose(name, (), self.want)
-            if target is None:
-                continue
-            if not free:
-                self._pay()
-            self._core.stats.fall_back(self.model, name, reason)
-            self._core.stats.move_in_flight(self.serving, name)
-            self.serving, self.fallback, self.tried, self._again = name, reason, (), None
-            self._send(target)
-            return True
-        return False
+            if target is not None and not (better and target.pool.breaker.tripped):
+                return name, target
+        return None
+
+    def _leave_to(self, name: str, target: Target, reason: str) -> None:
+        """Send to this fallback. Others of the chain, which had no room, may have some later."""
+        self._others().remove(name)
+        if reason not in _FREE:
+            self._pay()
+        self._core.stats.fall_back(self.model, name, reason)
+        self._core.stats.move_in_flight(self.serving, name)
+        self.serving, self.fallback, self.tried, self._again = name, reason, (), None
+        self._send(target)
 
     def _others(self) -> deque[str]:
-        """The fallbacks that were not tried yet, nearest first."""
+        """The fallbacks that did not get it yet, nearest first."""
         if self._chain is None:
             self._chain = fallbacks.chain(self.model, self._core.fleet.names)
         return self._chain

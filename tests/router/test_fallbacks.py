@@ -226,6 +226,50 @@ async def test_C10_another_model_answers_before_a_last_resort_does(house: House)
     assert (answer.status, answer.headers["x-llmgw-breaker"]) == (200, "open")
 
 
+async def test_C10_a_last_resort_answers_before_another_model_does_that_is_no_better(
+    house: House,
+) -> None:
+    await start(house, {}, {"status": 500})
+    for pool in house.core.fleet.everyone():
+        pool.answered(200)
+        for _ in range(5):
+            pool.answered(500)
+    answer = await told(house)
+    assert (answer.status, answer.headers["x-llmgw-model"]) == (200, "a")
+    house.core.fleet.pools["on-b"].breaker.hurry()  # its next request is a probe
+    answer = await told(house)
+    assert (answer.status, answer.headers["x-llmgw-model"]) == (200, "a")
+    first, other = house.engines
+    assert other.chats() == []
+    first.default, other.default = {"status": 500}, {}
+    answer = await told(house)
+    assert answer.headers["x-llmgw-fallback"] == "b; on=error; by=settings"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_C10_a_fallback_without_room_answers_when_it_has_some(
+    house: House, stream: bool
+) -> None:
+    """It had been asked for room once, and never again."""
+    failing, instead = house.engine(), house.engine(hold=True)
+    await house.start(
+        endpoints=(StaticEndpoint("on-a", failing.url, ("a",)),
+                   StaticEndpoint("on-b", instead.url, ("b",), 1)),
+        fallbacks=(("a", ("b",)),), retries=PLENTY,
+    )  # fmt: skip
+    house.core.fleet.pools["on-a"].breaker.resume(time.monotonic() + 20.0, 20.0)
+    full, wire = await house.wire(), await house.wire()
+    await full.chat(model="b")
+    await until(instead.held)
+    await wire.chat(model="a", stream=stream, headers=EXPLAIN)
+    await until(lambda: house.core.admission.waiting("a") == 1)
+    instead.release(2)
+    answer = await wire.answer()
+    assert answer.headers["x-llmgw-fallback"] == "b; on=unavailable; by=settings"
+    assert (await full.answer()).status == 200
+    assert failing.chats() == []
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_C10_who_waits_while_all_replicas_trip_falls_back_where_it_may_and_there_is_room(
     house: House, stream: bool
