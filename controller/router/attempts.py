@@ -23,6 +23,7 @@ from controller.router.verdict import (
     BY_CAUSE,
     BY_STATUS,
     KEY_REFUSED,
+    SHUTTING_DOWN,
     Again,
     Verdict,
     judge,
@@ -145,7 +146,7 @@ class Attempts(Timed):
 
     def _wait_for_place(self) -> ApiError | None:
         """All replicas are full, busy or tripped: queue, unless the first comes back too late."""
-        back_in_s = self._core.fleet.back_at(self.serving) - monotonic()
+        back_in_s = self._core.fleet.back_at(self.serving, self.tried) - monotonic()
         if back_in_s > 0:
             wait_s = patience(self._request, self._core.config.timeouts.queue_s, self.queued_s)
             if back_in_s > wait_s:
@@ -236,8 +237,8 @@ class Attempts(Timed):
             self._note_failure(str(status), word)
         if verdict is BUSY:
             self.target.pool.busy(retry_after_s)
-        elif verdict is KEY_REFUSED:
-            self.target.pool.answered(502)  # no client can cause it, and others may have its share
+        elif verdict is KEY_REFUSED or verdict is SHUTTING_DOWN:
+            self.target.pool.useless(verdict.reason)
         elif status in BY_STATUS:
             self.target.pool.answered(status)
         reason = fallbacks.REASONS.get(status)
@@ -446,15 +447,19 @@ class Attempts(Timed):
         return True
 
     def _fallback(self, *, better: bool) -> tuple[str, Target] | None:
-        """The next model of the chain that has a ready replica with room, and this one.
+        """The next model of the chain that has a ready replica with room, and this one; one that
+        failed lately only if no other works.
 
         `better`: than a last resort, which the model itself has, too.
         """
+        doubtful = None
         for name in self._others():
             target = self._core.fleet.choose(name, (), self.want)
-            if target is not None and not (better and target.pool.breaker.tripped):
+            if target is not None and not target.pool.breaker.tripped:
                 return name, target
-        return None
+            if doubtful is None and target is not None:
+                doubtful = name, target
+        return None if better else doubtful
 
     def _leave_to(self, name: str, target: Target, reason: str) -> None:
         """Send to this fallback. Others of the chain, which had no room, may have some later."""

@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
     CLOSED = "closed"
     HELD = "held"  # busy or unreachable a moment ago
-    OPEN = "open"  # it fails: nothing until the pause is over
+    OPEN = "open"  # it fails: nothing until the pause is over, unless it is a last resort
     HALF_OPEN = "half_open"  # a probe is out
 
 
@@ -63,7 +63,7 @@ class Breaker:
         self._probing = False  # a request was let through since the last bad answer
         self._silences = 0  # which of the outcomes remembered were no answer
         self._rested_at = -math.inf  # monotonic: it is no last resort before, it was busy
-        self.good_at = -math.inf  # monotonic, of an answer below 500
+        self.good_at = -math.inf  # monotonic, when an answer came to a good end; set from outside
         self.pause_s = 0.0  # of the last trip, 0 once it is forgotten
         self.closed = True
         self.phase = Phase.CLOSED
@@ -72,7 +72,7 @@ class Breaker:
 
     @property
     def spotless(self) -> bool:
-        """Closed and no failure remembered: a good answer changes nothing but `good_at`."""
+        """Closed and no failure remembered: a good answer changes nothing."""
         return self.closed and not self._history
 
     @property
@@ -97,12 +97,13 @@ class Breaker:
     def _answers_some(self, now: float) -> bool:
         return self.tripped and not self._silences and now - self.good_at < LATELY_S
 
-    def back_at(self, now: float) -> float:
+    def back_at(self, now: float, *, resort: bool = True) -> float:
         """The monotonic moment to look again; past while a probe is out, which may end any time,
-        and where only room is lacking."""
+        and where only room is lacking. `resort`: whether it will do as a last resort."""
         if self._probing:
             return -math.inf
-        return min(self._rested_at, self.until) if self._answers_some(now) else self.until
+        resort = resort and self._answers_some(now)
+        return min(self._rested_at, self.until) if resort else self.until
 
     def hurry(self) -> None:
         """There is other evidence that it works again: the next request may probe at once."""
@@ -117,7 +118,13 @@ class Breaker:
         """A request is on its way there: the probe, unless nobody asked whether it may."""
         if self.admits(now):
             self.probe(now)
-        elif self._busy:  # a last resort: no more of them before it could have refused this one
+        elif self.tripped:
+            self._spare(now)
+
+    def _spare(self, now: float) -> None:
+        """A request goes there as to a last resort. If it was busy, the next one goes when it
+        could have refused this one."""
+        if self._busy:
             self._busy = False
             self._rested_at = now + self._hold_s
         else:
@@ -141,7 +148,6 @@ class Breaker:
             if status not in UNJUDGED:
                 self._fail(now)
             return
-        self.good_at = now
         self._history = self._history << 1 & WINDOW
         self._silences = self._silences << 1 & WINDOW
         if self.phase is Phase.HALF_OPEN:
@@ -150,7 +156,7 @@ class Breaker:
             self._close()
         elif self.phase is Phase.HELD and (self._probing or not self._busy):
             self._close()
-        if self.spotless:
+        if not self._history and not self.tripped:
             self.pause_s = 0.0
 
     def failed(self, now: float, *, unreachable: bool = False, chance: float = 0.5) -> None:
@@ -161,7 +167,7 @@ class Breaker:
             self._hold(now, 0.0, chance, busy=False)
 
     def _fail(self, now: float) -> bool:
-        """Note a failure; whether it is not tripped by it, or was before."""
+        """Note a failure; False when it is tripped by it, or was open before."""
         self._history = (self._history << 1 | 1) & WINDOW
         self._silences = self._silences << 1 & WINDOW
         if self.phase is Phase.OPEN:

@@ -366,4 +366,6 @@ class Exchange(Intake):
         record(self._core, self, ending)
         if self.reservation is not None:
             self._core.tenancy.settle(self, ending)
+        if outcome == "ok" and self.attempts is not None and self.attempts.target is not None:
+            self.attempts.target.pool.served()
         self.attempts = None  # it points back here: without the cycle no collector is needed

@@ -142,10 +142,13 @@ class Fleet:
         members = () if group is None else group.members
         return next((target for target in members if target.pool.key == key), None)
 
-    def choose(self, model: str, tried: tuple[Pool, ...], want: Want = USUAL) -> Target | None:
+    def choose(
+        self, model: str, tried: tuple[Pool, ...], want: Want = USUAL, *, resort: bool = True
+    ) -> Target | None:
         """A ready replica of `model` with room that was not tried yet and may have a request now.
 
-        None when there is none: `back_at` then says whether waiting helps.
+        `resort`: whether a last resort will do. None when there is none: `back_at` then says
+        whether waiting helps.
         """
         group = self._ready.get(model)
         if group is None:
@@ -159,7 +162,7 @@ class Fleet:
             pool = target.pool
             if pool.in_flight < pool.depth and pool.breaker.closed:
                 return target
-        return self._choose_with_care(group, tried, want, bits, target)
+        return self._choose_with_care(group, tried, want, bits, target, resort=resort)
 
     def _choose_with_care(
         self,
@@ -168,6 +171,8 @@ class Fleet:
         want: Want,
         bits: int,
         first: Target | None,
+        *,
+        resort: bool,
     ) -> Target | None:
         """The choice when not everybody will do: `first`, if it may be probed now, else others."""
         now = monotonic()
@@ -177,7 +182,7 @@ class Fleet:
             if target.pool not in tried and target.pool.in_flight < target.pool.depth
         ]
         fit = [target for target in left if target.pool.breaker.admits(now)]
-        if not fit and _all_fail(group, tried):
+        if not fit and resort and _all_fail(group, tried):
             spare = _last_resorts(group, tried, now)
             fit = [target for target in left if target in spare]
         target: Target | None = None
@@ -187,16 +192,20 @@ class Fleet:
             target = group.nearest(want.key, fit)
         return target or choose(fit, bits, want.profile)
 
-    def back_at(self, model: str) -> float:
+    def back_at(self, model: str, tried: tuple[Pool, ...] = ()) -> float:
         """The monotonic moment when the first of the model's ready replicas may be asked again.
 
-        Past, when one may be asked now or only lacks room (case C17).
+        Past, when one may be asked now or only lacks room (case C17). Those tried are no last
+        resorts for a request that they failed.
         """
         now = monotonic()
-        return min(target.pool.breaker.back_at(now) for target in self._ready[model].members)
+        return min(
+            target.pool.breaker.back_at(now, resort=target.pool not in tried)
+            for target in self._ready[model].members
+        )
 
     def tripped(self, now: float) -> list[Pool]:
-        """Those whose breaker lets nothing through now because of failures."""
+        """Those whose breaker is open, so that others come first."""
         return [
             pool
             for pool in self.pools.values()

@@ -150,8 +150,17 @@ class Pool:
                 self.weigh(now)
                 if self._fleet.room is not None:
                     self._fleet.room(self)
-        else:
-            self.breaker.good_at = monotonic()
+
+    def served(self) -> None:
+        """An answer came to a good end, a moment ago."""
+        if self.last_used is not None:
+            self.breaker.good_at = self.last_used
+
+    def useless(self, why: str) -> None:
+        """It answered what no client can cause: that is as bad as no answer."""
+        before = self.breaker.phase
+        self.breaker.failed(monotonic())
+        self._tell(before, why)
 
     def failed(self, cause: Cause) -> None:
         """An attempt failed here. Its whole time being over is the client's affair, not ours."""
@@ -170,10 +179,8 @@ class Pool:
         told = {"replica": self.key, "models": self.models}
         if phase is Phase.OPEN and before not in (Phase.OPEN, Phase.HALF_OPEN):
             pause_s, asked = self.breaker.pause_s, self.breaker.is_last_resort(monotonic())
-            log.warning(
-                "a replica fails and gets probes only",
-                **told, last=why, pause_s=pause_s, last_resort=asked,
-            )  # fmt: skip
+            what = "fails some and is a last resort" if asked else "fails and gets probes only"
+            log.warning(f"a replica {what}", **told, last=why, pause_s=pause_s)
         elif phase is Phase.CLOSED and before is Phase.HALF_OPEN:
             log.info("a replica that failed answers again", **told)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -153,7 +153,7 @@ def test_C01_who_tripped_is_a_last_resort_if_it_answered_well_lately_and_always_
         if step == "good":
             recovers = breaker.phase is Phase.HALF_OPEN
             breaker.answered(now, 200)
-            good_at = now
+            good_at = breaker.good_at = now
             silent = [] if recovers else [False, *silent]
         elif step == "bad":
             breaker.answered(now, 500)
@@ -177,6 +177,7 @@ def test_C01_a_silence_that_is_no_more_remembered_takes_no_last_resort_away() ->
         breaker.answered(0.0, 200)
         breaker.answered(0.0, 500)
         breaker.answered(0.0, 200)
+    breaker.good_at = 0.0
     for _ in range(3):
         breaker.answered(0.0, 500)
     assert breaker.is_last_resort(1.0)
@@ -184,7 +185,7 @@ def test_C01_a_silence_that_is_no_more_remembered_takes_no_last_resort_away() ->
 
 def test_C02_a_last_resort_that_is_busy_rests_for_a_moment_and_is_taken_back_by_silence() -> None:
     breaker = Breaker(replace(RULES, pause_s=100.0, longest_pause_s=100.0))
-    breaker.answered(0.0, 200)
+    breaker.good_at = 0.0
     for _ in range(3):
         breaker.answered(0.0, 500)
     breaker.busy(0.0)
@@ -202,6 +203,22 @@ def test_C02_a_last_resort_that_is_busy_rests_for_a_moment_and_is_taken_back_by_
     breaker.busy(0.7)
     assert breaker.back_at(0.7) == 0.7 + 0.1
     assert (breaker.phase, breaker.until) == (Phase.OPEN, 100.0), "its pause is what it was"
+
+
+def test_failures_forgotten_while_it_is_held_are_forgotten() -> None:
+    breaker = tripped()
+    breaker.probe(2.0)
+    breaker.answered(2.1, 200)  # on trial
+    for _ in range(19):
+        breaker.answered(2.2, 200)
+    breaker.busy(2.3)
+    breaker.answered(2.3, 200)  # from before; the last failure leaves what is remembered
+    breaker.probe(2.5)
+    breaker.probe(2.7)
+    assert breaker.spotless
+    for _ in range(3):
+        breaker.failed(8.0)
+    assert breaker.until == 8.0 + 2.0, "as after a first trip"
 
 
 # -- before engines --------------------------------------------------------------------------------
@@ -256,6 +273,60 @@ async def test_C01_requests_of_one_client_that_engines_answer_500_shut_nobody_ou
     assert first.breaker.trips == 1
 
 
+@pytest.mark.parametrize(
+    "others",
+    [{"stream": True, "fake": {"error_at": 1}}, {"fake": {"status": 400}}],
+    ids=["begun", "refused"],
+)
+async def test_C01_only_an_answer_that_ends_well_makes_a_last_resort(
+    house: House, others: dict[str, Any]
+) -> None:
+    engine = house.engine()
+    await house.start(breaker=NEVER_BACK, retries=ONE)
+    (pool,) = house.core.fleet.everyone()
+    while pool.breaker.closed:
+        await house.ask(**others)
+        await house.ask(fake={"status": 500})
+    asked = len(engine.chats())
+    for _ in range(5):
+        assert (await house.ask(**others)).code == "replicas_cooling_down"
+    assert len(engine.chats()) == asked
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"api_key": "other"}, {"status": 500, "body": {"error": "cannot schedule new futures"}}],
+    ids=["refuses our key", "stops"],
+)
+async def test_C01_what_no_client_can_cause_makes_no_last_resort(
+    house: House, broken: dict[str, Any]
+) -> None:
+    engine = house.engine()
+    await house.start(breaker=NEVER_BACK, retries=ONE)
+    assert (await house.ask()).status == 200
+    engine.default = broken
+    for _ in range(5):
+        assert (await house.ask()).status in (500, 502)
+    for _ in range(5):
+        assert (await house.ask()).code == "replicas_cooling_down"
+    assert len(engine.chats()) == 6
+
+
+async def test_A14_who_failed_a_request_is_no_last_resort_for_it(house: House) -> None:
+    engine = house.engine()
+    await house.start(engine.url, house.dead(), breaker=NEVER_BACK)
+    failed, dead = (house.core.fleet.pools[key] for key in ("e0", "e1"))
+    while dead.breaker.phase is not Phase.OPEN:
+        dead.failed(Cause.CONNECT_FAILED)
+    assert (await house.ask()).status == 200
+    for _ in range(4):
+        failed.answered(500)
+    assert failed.breaker.closed
+    assert (await house.ask(fake={"status": 500})).status == 500
+    assert len(engine.chats()) == 2
+    assert (await house.ask()).status == 200
+
+
 async def test_an_explanation_tells_how_the_breaker_stood_when_the_replica_was_asked(
     house: House,
 ) -> None:
@@ -284,7 +355,7 @@ async def test_C01_who_broke_for_good_is_no_last_resort_beside_one_that_answers_
     pools = house.core.fleet.everyone()
     now = time.monotonic()
     for pool, ago_s in zip(pools, (10.0, 0.0), strict=True):
-        pool.breaker.answered(now - ago_s, 200)
+        pool.breaker.good_at = now - ago_s
         for _ in range(5):
             pool.answered(500)
         assert pool.breaker.is_last_resort(now)
@@ -293,7 +364,7 @@ async def test_C01_who_broke_for_good_is_no_last_resort_beside_one_that_answers_
     for _ in range(10):
         assert (await house.ask()).status == 200
     assert (len(broken.chats()), len(works.chats())) == (0, 10)
-    pools[0].breaker.answered(now - 3.0, 200)  # asked before: a bad answer is not its last one
+    pools[0].breaker.answered(now, 200)  # asked before: a bad answer is not its last one
     for _ in range(20):
         await house.ask()
     assert broken.chats()
@@ -305,7 +376,7 @@ async def test_C01_a_last_resort_has_room_for_its_depth_and_others_queue(house: 
         endpoints=(StaticEndpoint("one", engine.url, ("m",), 1),), breaker=NEVER_BACK, retries=ONE
     )
     (pool,) = house.core.fleet.everyone()
-    pool.breaker.answered(time.monotonic(), 200)
+    pool.breaker.good_at = time.monotonic()
     for _ in range(5):
         pool.answered(500)
     wires = [await house.wire() for _ in range(3)]

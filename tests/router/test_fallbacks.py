@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from controller.router.table import Model, RouteTable
 from tests.router.wire import Answer, until
 
 if TYPE_CHECKING:
+    from controller.router.pool import Pool
     from tests.router.conftest import House
 
 PLENTY = Retries(attempts=3, ratio=1.0, floor=1000)
@@ -226,14 +228,34 @@ async def test_C10_another_model_answers_before_a_last_resort_does(house: House)
     assert (answer.status, answer.headers["x-llmgw-breaker"]) == (200, "open")
 
 
+def wear(pool: Pool) -> None:
+    """Make it a last resort."""
+    pool.breaker.good_at = time.monotonic()
+    for _ in range(5):
+        pool.answered(500)
+
+
+@pytest.mark.parametrize("lately", [True, False])
+async def test_C10_a_model_that_works_answers_before_a_last_resort_nearer_in_the_chain(
+    house: House, lately: bool
+) -> None:
+    await start(house, {"status": 500}, {"status": 500}, {})
+    pools = house.core.fleet.pools
+    for name in ("on-a", "on-b"):
+        wear(pools[name])
+    if not lately:
+        pools["on-a"].breaker.good_at = -math.inf
+    answer = await told(house)
+    assert (answer.status, answer.headers["x-llmgw-model"]) == (200, "c")
+    assert [len(engine.chats()) for engine in house.engines] == [0, 0, 1]
+
+
 async def test_C10_a_last_resort_answers_before_another_model_does_that_is_no_better(
     house: House,
 ) -> None:
     await start(house, {}, {"status": 500})
     for pool in house.core.fleet.everyone():
-        pool.answered(200)
-        for _ in range(5):
-            pool.answered(500)
+        wear(pool)
     answer = await told(house)
     assert (answer.status, answer.headers["x-llmgw-model"]) == (200, "a")
     house.core.fleet.pools["on-b"].breaker.hurry()  # its next request is a probe
