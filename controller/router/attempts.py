@@ -374,10 +374,7 @@ class Attempts(Timed):
         return self.count != self._connect_failures
 
     def _affords(self, reason: str) -> bool:
-        """Whether the budget allows an engine to get a request that another one had already.
-
-        Asked before one is chosen: who is chosen and gets nothing has lost its turn to be probed.
-        """
+        """Whether the budget allows an engine to get a request that another one had already."""
         if not self._was_sent or self._core.budget.affords(monotonic()):
             return True
         self._core.stats.unaffordable(reason)
