@@ -101,7 +101,7 @@ async def read(runtime: Path) -> list[dict[str, Any]]:
             try:
                 async with await trio.open_unix_socket(path) as stream:
                     found.append(orjson.loads(await _all(stream)))
-            except (OSError, ValueError):
+            except (OSError, ValueError, trio.BrokenResourceError):
                 return  # it is starting or gone; its absence shows in the worker gauges
 
     async with trio.open_nursery() as nursery:

@@ -185,8 +185,7 @@ class Admission(Waiters):
         fleet, first = self._core.fleet, line.queue.first()
         target = fleet.choose(model, first.tried, first.want)
         if target is None and first.tried and not fleet.works(model, first.tried):
-            # Those that failed it are all there is: a probe may be for it, a last resort is not.
-            target = fleet.choose(model, (), first.want, resort=False)
+            target = fleet.choose(model, (), first.want)  # those that failed it are all there is
         if target is None:
             return False
         now = monotonic()

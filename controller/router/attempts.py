@@ -340,6 +340,8 @@ class Attempts(Timed):
         other = self._untried()
         if self._prefers_fallback(other, reason):
             return True
+        if other is None and verdict.again is Again.ONCE and self._all_fail():
+            return False
         self._pay()
         self._resent = self._resent or verdict.again is Again.ONCE
         self._again = verdict.reason
@@ -347,6 +349,11 @@ class Attempts(Timed):
             return self._queue()
         self._send(other)
         return True
+
+    def _all_fail(self) -> bool:
+        """Whether all that were not tried fail: waiting for a probe of one would let nobody by
+        whom another would answer, and the error at hand is as good as what the probe may tell."""
+        return self._core.fleet.fails(self.serving, self.tried)
 
     def _with_this(self) -> tuple[Pool, ...]:
         """Where it was tried, the replica of now included."""
@@ -423,10 +430,9 @@ class Attempts(Timed):
     def _flees(self, reason: str | None) -> bool:
         """Send to a fallback at once, where all replicas that are left fail: waiting for the next
         probe of one would take its whole pause, and may be in vain."""
-        fleet = self._core.fleet
-        if not fleet.fails(self.serving, self.tried):
+        if not self._all_fail():
             return False
-        better = fleet.has_last_resort(self.serving, self.tried)
+        better = self._core.fleet.has_last_resort(self.serving, self.tried)
         return self._fall_back(reason, better=better)
 
     def _fall_back(self, reason: str | None, *, better: bool = False) -> bool:

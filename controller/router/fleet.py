@@ -142,13 +142,10 @@ class Fleet:
         members = () if group is None else group.members
         return next((target for target in members if target.pool.key == key), None)
 
-    def choose(
-        self, model: str, tried: tuple[Pool, ...], want: Want = USUAL, *, resort: bool = True
-    ) -> Target | None:
+    def choose(self, model: str, tried: tuple[Pool, ...], want: Want = USUAL) -> Target | None:
         """A ready replica of `model` with room that was not tried yet and may have a request now.
 
-        `resort`: whether a last resort will do. None when there is none: `back_at` then says
-        whether waiting helps.
+        None when there is none: `back_at` then says whether waiting helps.
         """
         group = self._ready.get(model)
         if group is None:
@@ -162,7 +159,7 @@ class Fleet:
             pool = target.pool
             if pool.in_flight < pool.depth and pool.breaker.closed:
                 return target
-        return self._choose_with_care(group, tried, want, bits, target, resort=resort)
+        return self._choose_with_care(group, tried, want, bits, target)
 
     def _choose_with_care(
         self,
@@ -171,8 +168,6 @@ class Fleet:
         want: Want,
         bits: int,
         first: Target | None,
-        *,
-        resort: bool,
     ) -> Target | None:
         """The choice when not everybody will do: `first`, if it may be probed now, else others."""
         now = monotonic()
@@ -182,7 +177,7 @@ class Fleet:
             if target.pool not in tried and target.pool.in_flight < target.pool.depth
         ]
         fit = [target for target in left if target.pool.breaker.admits(now)]
-        if not fit and resort and _all_fail(group, tried):
+        if not fit and _all_fail(group, tried):
             spare = _last_resorts(group, tried, now)
             fit = [target for target in left if target in spare]
         target: Target | None = None

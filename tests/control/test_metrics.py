@@ -295,7 +295,7 @@ def test_sums_do_not_go_back_when_a_router_ends_or_is_silent():
             assert page(new, other) == [2 + n, 4 + 2 * n, 20 + 10 * n, 4, 2]
 
 
-async def test_a_router_that_hangs_or_says_nonsense_costs_a_second_and_no_page(
+async def test_a_router_that_hangs_dies_or_says_nonsense_costs_a_second_and_no_page(
     asyncio_loop, context, nursery
 ):
     async def serve(worker: int, answer: bytes | None) -> None:
@@ -315,6 +315,15 @@ async def test_a_router_that_hangs_or_says_nonsense_costs_a_second_and_no_page(
     await serve(1, None)
     await serve(2, b"{nonsense")
     (context.runtime / "router-3.sock").touch()
+    dying = trio.socket.socket(trio.socket.AF_UNIX)
+    await dying.bind(str(context.runtime / "router-4.sock"))
+    dying.listen()
+
+    async def die() -> None:
+        await trio.lowlevel.wait_readable(dying.fileno())  # somebody has connected
+        dying.close()
+
+    nursery.start_soon(die)
     began = trio.current_time()
     found = await samples(context)
     assert trio.current_time() - began < 20

@@ -327,6 +327,27 @@ async def test_A14_who_failed_a_request_is_no_last_resort_for_it(house: House) -
     assert (await house.ask()).status == 200
 
 
+async def test_C01_who_is_failed_by_a_last_resort_keeps_nobody_behind_it_waiting(
+    house: House,
+) -> None:
+    """Two replicas, and the other one is none: a queue for its probe would have it in front."""
+    house.engine()
+    house.engine()
+    await house.start(breaker=BreakerRules(pause_s=20.0))  # less than requests wait
+    pools = house.core.fleet.everyone()
+    for pool in pools:
+        for _ in range(5):
+            pool.answered(500)
+    pools[1].breaker.good_at = time.monotonic()
+    wires = [await house.wire() for _ in range(3)]
+    for wire in wires:
+        await wire.chat(fake={"status": 500}, stream=True)
+    assert (await house.ask()).status == 200
+    assert [(await wire.answer()).status for wire in wires] == [500] * 3
+    assert [len(engine.chats()) for engine in house.engines] == [0, 4]
+    assert house.core.admission.count == 0
+
+
 async def test_an_explanation_tells_how_the_breaker_stood_when_the_replica_was_asked(
     house: House,
 ) -> None:
