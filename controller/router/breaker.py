@@ -91,10 +91,11 @@ class Breaker:
         return Phase.CLOSED if over else self.phase
 
     def is_last_resort(self, now: float) -> bool:
-        """Whether it tripped, and yet answers some: better than nobody."""
-        return self._answers_some(now) and now >= self._rested_at
+        """Whether it tripped, and yet answers some: better than nobody, unless it rests."""
+        return self.answers_some(now) and now >= self._rested_at
 
-    def _answers_some(self, now: float) -> bool:
+    def answers_some(self, now: float) -> bool:
+        """Whether it tripped by answers alone, and answered somebody well lately."""
         return self.tripped and not self._silences and now - self.good_at < LATELY_S
 
     def back_at(self, now: float, *, resort: bool = True) -> float:
@@ -102,7 +103,7 @@ class Breaker:
         and where only room is lacking. `resort`: whether it will do as a last resort."""
         if self._probing:
             return -math.inf
-        resort = resort and self._answers_some(now)
+        resort = resort and self.answers_some(now)
         return min(self._rested_at, self.until) if resort else self.until
 
     def hurry(self) -> None:
@@ -184,8 +185,10 @@ class Breaker:
     def busy(self, now: float, retry_after_s: float = 0.0, chance: float = 0.5) -> None:
         """It has too much to do: hold back for a moment (less than the engine may ask for)."""
         if self.phase is Phase.OPEN:
-            self._busy = True
-            self._rested_at = self._over_at(now, retry_after_s, chance)
+            old_news = self._busy and now < self._rested_at
+            if not old_news:
+                self._busy = True
+                self._rested_at = self._over_at(now, retry_after_s, chance)
             return
         old_news = self.phase is Phase.HELD and not self._probing and now < self.until
         if not old_news:

@@ -241,18 +241,19 @@ def _all_fail(group: Group[Target], tried: tuple[Pool, ...]) -> bool:
 
 
 def _last_resorts(group: Group[Target], tried: tuple[Pool, ...], now: float) -> list[Target]:
-    """Those not tried. Not who broke for good, beside one that still answers: it is the last to
-    be found out, for failing fast it looks idle."""
+    """Those not tried. Not who broke for good, beside one that still answers, though this one be
+    full or rest: it is the last to be found out, for failing fast it looks idle."""
     found = [
         target
         for target in group.members
-        if target.pool not in tried and target.pool.breaker.is_last_resort(now)
+        if target.pool not in tried and target.pool.breaker.answers_some(now)
     ]
     latest = max([target.pool.breaker.good_at for target in found], default=0.0)
     return [
         target
         for target in found
-        if not target.pool.breaker.failing or latest - target.pool.breaker.good_at < OUTDONE_S
+        if target.pool.breaker.is_last_resort(now)
+        and (not target.pool.breaker.failing or latest - target.pool.breaker.good_at < OUTDONE_S)
     ]
 
 

@@ -188,7 +188,8 @@ def test_C02_a_last_resort_that_is_busy_rests_for_a_moment_and_is_taken_back_by_
     breaker.good_at = 0.0
     for _ in range(3):
         breaker.answered(0.0, 500)
-    breaker.busy(0.0)
+    for _ in range(3):
+        breaker.busy(0.0)  # the others of the same moment
     assert (breaker.is_last_resort(0.09), breaker.back_at(0.05)) == (False, 0.1)
     assert breaker.is_last_resort(0.1)
     breaker.sent(0.1)
@@ -385,6 +386,9 @@ async def test_C01_who_broke_for_good_is_no_last_resort_beside_one_that_answers_
     for _ in range(10):
         assert (await house.ask()).status == 200
     assert (len(broken.chats()), len(works.chats())) == (0, 10)
+    pools[1].busy()
+    assert (await house.ask()).status == 200
+    assert not broken.chats(), "who rests for a moment is waited for"
     pools[0].breaker.answered(now, 200)  # asked before: a bad answer is not its last one
     for _ in range(20):
         await house.ask()
