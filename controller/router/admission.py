@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from controller.router.attempts import Attempts
     from controller.router.core import Core
     from controller.router.errors import ApiError
-    from controller.router.fairqueue import Weighted
+    from controller.router.fairqueue import Names, Weighted
     from controller.router.http1 import Request
-    from controller.router.pool import Pool
+    from controller.router.pool import Pool, Target
 
 INTERACTIVE, BATCH = ("interactive", 9.0), ("batch", 1.0)
 """Classes and their weights: while both wait, one turn in ten is a batch request's."""
@@ -38,6 +38,8 @@ AGAIN_S: Final = 5.0
 """When to come back, as long as nobody knows how fast the queue drains."""
 AWAY_S: Final = 1.0
 """When no replica is asked for longer than this, none is only busy."""
+MOST_ASIDE: Final = 16
+"""So many that wait for replicas which have not failed them are looked past for one that can go."""
 AGAIN_MAX_S: Final = 60.0
 """Official SDKs do not obey a longer Retry-After."""
 
@@ -182,19 +184,46 @@ class Admission(Waiters):
         line = self._lines.get(model)
         if line is None or not line.queue:
             return False
-        fleet, first = self._core.fleet, line.queue.first()
-        target = fleet.choose(model, first.tried, first.want)
-        if target is None and first.tried and not fleet.works(model, first.tried):
-            target = fleet.choose(model, (), first.want)  # those that failed it are all there is
-        if target is None:
+        attempts, target = self._first(line)
+        if attempts is None or target is None:
             return False
         now = monotonic()
-        attempts = line.queue.take()
         line.pace.took(now)
         self._core.stats.model(model).queue_wait.observe(now - attempts.waits_since)
         self._left(attempts)
         attempts.resume(target)
         return True
+
+    def _first(self, line: Line) -> tuple[Attempts | None, Target | None]:
+        """The first that can be sent, taken from the queue, and where to. Who only waits for a
+        replica that has not failed it keeps its turn, and nobody away from those that have."""
+        aside: list[tuple[Attempts, Names]] = []
+        try:
+            return self._look_past(line, aside)
+        finally:
+            for attempts, (kind, tenant) in reversed(aside):
+                line.queue.push(attempts, kind, tenant, front=True)
+
+    def _look_past(
+        self, line: Line, aside: list[tuple[Attempts, Names]]
+    ) -> tuple[Attempts | None, Target | None]:
+        while line.queue and len(aside) < MOST_ASIDE:
+            attempts = line.queue.first()
+            target = self._place_for(line.model, attempts)
+            if target is not None:
+                line.queue.take()
+                return attempts, target
+            if not attempts.tried:
+                break  # there is no room: none for those behind it either
+            aside.append((attempts, line.queue.remove(attempts)))
+        return None, None
+
+    def _place_for(self, model: str, attempts: Attempts) -> Target | None:
+        fleet, tried = self._core.fleet, attempts.tried
+        target = fleet.choose(model, tried, attempts.want)
+        if target is None and tried and not fleet.works(model, tried):
+            target = fleet.choose(model, (), attempts.want)  # those that failed it are all there is
+        return target
 
     def _left(self, attempts: Attempts) -> None:
         super().leave(attempts)

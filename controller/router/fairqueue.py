@@ -20,6 +20,7 @@ T = TypeVar("T")
 Q = TypeVar("Q")
 Weighted = tuple[str, float]  # a name and its weight, above 0
 Fifo = OrderedDict[T, None]
+Names = tuple[Weighted, Weighted]  # of a class, and of a tenant in it
 
 
 class Flow(Generic[Q]):
@@ -99,22 +100,27 @@ class Turns(Generic[Q]):
         return weight / (others + weight)
 
 
+Place = tuple[Flow[Turns[Fifo[T]]], Flow[Fifo[T]], Names]
+
+
 class FairQueue(Generic[T]):
     """What waits, by class and tenant. Items are hashable and wait at most once."""
 
     def __init__(self) -> None:
         self._classes: Turns[Turns[Fifo[T]]] = Turns()
-        self._where: dict[T, tuple[Flow[Turns[Fifo[T]]], Flow[Fifo[T]]]] = {}
+        self._where: dict[T, Place[T]] = {}
 
     def __len__(self) -> int:
         return self._classes.waiting
 
-    def push(self, item: T, kind: Weighted, tenant: Weighted) -> None:
-        """`item` waits behind its tenant's others."""
+    def push(self, item: T, kind: Weighted, tenant: Weighted, *, front: bool = False) -> None:
+        """`item` waits behind its tenant's others, or before them."""
         outer = self._classes.flow(*kind, Turns)
         inner = outer.queue.flow(*tenant, OrderedDict)
         inner.queue[item] = None
-        self._where[item] = outer, inner
+        if front:
+            inner.queue.move_to_end(item, last=False)
+        self._where[item] = outer, inner, (kind, tenant)
         outer.queue.add(inner)
         self._classes.add(outer)
 
@@ -132,12 +138,13 @@ class FairQueue(Generic[T]):
         self.remove(item)
         return item
 
-    def remove(self, item: T) -> None:
+    def remove(self, item: T) -> Names:
         """`item` waits no longer, and nobody is charged a turn. KeyError when it did not wait."""
-        outer, inner = self._where.pop(item)
+        outer, inner, names = self._where.pop(item)
         del inner.queue[item]
         outer.queue.drop(inner)
         self._classes.drop(outer)
+        return names
 
     def items(self) -> list[T]:
         """All that wait, in no order that matters."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from controller.router.breaker import BreakerRules
 from tests.router.conftest import NEVER_OPEN
 from tests.router.test_admission import Full, answered
 from tests.router.wire import until
@@ -53,3 +54,41 @@ async def test_who_waits_goes_back_when_no_other_replica_works(full: Full) -> No
     failing.default = {}
     full.house.core.fleet.pools["e0"].breaker.resume(1e12, 1.0)  # the other trips meanwhile
     assert await answered(*wires) == [200]
+
+
+async def test_who_waits_for_another_replica_keeps_nobody_from_the_one_that_failed_it(
+    full: Full,
+) -> None:
+    await full.start(engines=2, breaker=NEVER_OPEN)
+    await full.fill(2)
+    failing = full.house.engines[1]
+    failing.default = {"status": 500}
+    wires = await full.queue("a")
+    failing.release()
+    await until(lambda: full.waiting() == 1 and len(failing.chats()) == 2)
+    failing.default = {}
+    assert await answered(await full.ask("b"), await full.ask("c")) == [200, 200]
+    assert (full.waiting(), full.served()) == (1, []), "it keeps its turn"
+    full.engine.default = {}
+    full.engine.release()
+    assert await answered(*wires) == [200]
+    assert full.served() == ["a"]
+    assert full.empty()
+
+
+async def test_C01_who_waits_for_a_probe_keeps_nobody_from_a_last_resort_that_failed_it(
+    house: House,
+) -> None:
+    engine = house.engine()
+    await house.start(engine.url, house.dead(), breaker=BreakerRules(pause_s=20.0))
+    failed, dead = (house.core.fleet.pools[key] for key in ("e0", "e1"))
+    assert (await house.ask()).status == 200
+    dead.breaker.resume(1e12, 30.0)
+    for _ in range(4):
+        failed.answered(500)
+    wire = await house.wire()
+    await wire.chat(model="m", fake={"status": 500})
+    await until(lambda: house.core.admission.waiting("m") == 1)
+    for _ in range(3):
+        assert (await house.ask(headers={"x_llmgw_wait": "5"})).status == 200
+    assert house.core.admission.waiting("m") == 1
