@@ -77,7 +77,7 @@ class Breaker:
 
     @property
     def tripped(self) -> bool:
-        """Whether it failed so often that it gets probes only."""
+        """Whether it failed so often that others come first."""
         return self.phase is Phase.OPEN or self.phase is Phase.HALF_OPEN
 
     @property
