@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from controller.router.breaker import BreakerRules
 from tests.router.conftest import NEVER_OPEN
 from tests.router.test_admission import Full, answered
 from tests.router.wire import until
@@ -74,21 +73,3 @@ async def test_who_waits_for_another_replica_keeps_nobody_from_the_one_that_fail
     assert await answered(*wires) == [200]
     assert full.served() == ["a"]
     assert full.empty()
-
-
-async def test_C01_who_waits_for_a_probe_keeps_nobody_from_a_last_resort_that_failed_it(
-    house: House,
-) -> None:
-    engine = house.engine()
-    await house.start(engine.url, house.dead(), breaker=BreakerRules(pause_s=20.0))
-    failed, dead = (house.core.fleet.pools[key] for key in ("e0", "e1"))
-    assert (await house.ask()).status == 200
-    dead.breaker.resume(1e12, 30.0)
-    for _ in range(4):
-        failed.answered(500)
-    wire = await house.wire()
-    await wire.chat(model="m", fake={"status": 500})
-    await until(lambda: house.core.admission.waiting("m") == 1)
-    for _ in range(3):
-        assert (await house.ask(headers={"x_llmgw_wait": "5"})).status == 200
-    assert house.core.admission.waiting("m") == 1
