@@ -260,9 +260,9 @@ async def test_A08_the_end_of_nothing_does_not_reach_a_client_that_was_kept_wait
 ) -> None:
     """Its head went out with our first comment: `[DONE]` would end the stream as a whole answer."""
     raw = "data: [DONE]\n\n"
-    late = {"first_delay": 1.0} if said == "comment" else {"end_delay": 20}
+    late = {"first_delay": 0.3} if said == "comment" else {"end_delay": 1.5}
     house.engine(raw=raw, **late)
-    await house.start(timeouts=Timeouts(comment_s=0.1, first_token_s=2.0))
+    await house.start(timeouts=Timeouts(comment_s=0.1, first_token_s=1.0))
     answer = await house.ask(stream=True)
     assert answer.body.startswith(b": keep-alive\n\n")
     assert answer.body.index(b'"error"') < answer.body.index(b"[DONE]")
