@@ -18,10 +18,10 @@ from controller.router.config import Retries, StaticEndpoint, StaticKey, Timeout
 from controller.router.errors import ApiError
 from controller.router.fallbacks import NONE, WORDS, chain, chosen
 from controller.router.table import Model, RouteTable
+from tests.router.test_last_resort import wear
 from tests.router.wire import Answer, until
 
 if TYPE_CHECKING:
-    from controller.router.pool import Pool
     from tests.router.conftest import House
 
 PLENTY = Retries(attempts=3, ratio=1.0, floor=1000)
@@ -228,13 +228,6 @@ async def test_C10_another_model_answers_before_a_last_resort_does(house: House)
     assert (answer.status, answer.headers["x-llmgw-breaker"]) == (200, "open")
 
 
-def wear(pool: Pool) -> None:
-    """Make it a last resort."""
-    pool.breaker.good_at = time.monotonic()
-    for _ in range(5):
-        pool.answered(500)
-
-
 @pytest.mark.parametrize("lately", [True, False])
 async def test_C10_a_model_that_works_answers_before_a_last_resort_nearer_in_the_chain(
     house: House, lately: bool
@@ -242,7 +235,7 @@ async def test_C10_a_model_that_works_answers_before_a_last_resort_nearer_in_the
     await start(house, {"status": 500}, {"status": 500}, {})
     pools = house.core.fleet.pools
     for name in ("on-a", "on-b"):
-        wear(pools[name])
+        wear(pools[name], time.monotonic())
     if not lately:
         pools["on-a"].breaker.good_at = -math.inf
     answer = await told(house)
@@ -255,7 +248,7 @@ async def test_C10_a_last_resort_answers_before_another_model_does_that_is_no_be
 ) -> None:
     await start(house, {}, {"status": 500})
     for pool in house.core.fleet.everyone():
-        wear(pool)
+        wear(pool, time.monotonic())
     answer = await told(house)
     assert (answer.status, answer.headers["x-llmgw-model"]) == (200, "a")
     house.core.fleet.pools["on-b"].breaker.hurry()  # its next request is a probe

@@ -17,7 +17,15 @@ from tests.router.test_breaker import NEVER_BACK, ONE, RULES
 from tests.router.wire import until
 
 if TYPE_CHECKING:
+    from controller.router.pool import Pool
     from tests.router.conftest import House
+
+
+def wear(pool: Pool, good_at: float) -> None:
+    """Trip it by its answers; it is a last resort if it answered well lately (monotonic)."""
+    pool.breaker.good_at = good_at
+    for _ in range(5):
+        pool.answered(500)
 
 
 @given(st.lists(st.sampled_from(["good", "bad", "silent", "probe"]), max_size=80), st.data())
@@ -215,9 +223,7 @@ async def test_C01_who_broke_for_good_is_no_last_resort_beside_one_that_answers_
     pools = house.core.fleet.everyone()
     now = time.monotonic()
     for pool, ago_s in zip(pools, (10.0, 0.0), strict=True):
-        pool.breaker.good_at = now - ago_s
-        for _ in range(5):
-            pool.answered(500)
+        wear(pool, now - ago_s)
         assert pool.breaker.is_last_resort(now)
     broken, works = house.engines
     broken.default = {"status": 500}
@@ -239,9 +245,7 @@ async def test_C01_a_last_resort_has_room_for_its_depth_and_others_queue(house: 
         endpoints=(StaticEndpoint("one", engine.url, ("m",), 1),), breaker=NEVER_BACK, retries=ONE
     )
     (pool,) = house.core.fleet.everyone()
-    pool.breaker.good_at = time.monotonic()
-    for _ in range(5):
-        pool.answered(500)
+    wear(pool, time.monotonic())
     wires = [await house.wire() for _ in range(3)]
     for number, wire in enumerate(wires):
         await wire.chat(model="m")
