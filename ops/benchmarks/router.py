@@ -95,7 +95,10 @@ def router(
         os.environ["LLMGW_DATABASE_URL"] = base.controller_url
         os.environ[SOAK_S] = str(soak_s)
         with Growth(lambda command: "--role router" in command and "llmgw.toml" in command) as seen:
-            subprocess.run([sys.executable, __file__, str(copy / "run.py"), *words], check=True)
+            argv = [sys.executable, __file__, str(copy / "run.py"), *words]
+            status = subprocess.run(argv, check=False).returncode
+        if status:
+            raise click.ClickException(f"the rig ended with status {status}: it said why")
         found = json.loads(out.read_text()) | {"usage_rows": _rows(base.server.url)}
         found["memory_mib"] = seen.mib
     how = "--compiled" if compiled else "--plain"
@@ -181,9 +184,18 @@ def _run_rig(argv: list[str]) -> None:
         if name == "soak":
             load += ["--duration", os.environ[SOAK_S]]
         run.SCENARIOS[name] = (load, engines, STREAMED)
+    _check_scenarios(words[words.index("--scenarios") + 1], {*run.SCENARIOS, "max"})
     run.subprocess = _Patient()  # the rig gives a load three minutes; a soak takes longer
     sys.argv = [program, *words]
     run.main()
+
+
+def _check_scenarios(asked: str, known: set[str]) -> None:
+    """Before the first is measured: the rig looks each up when its turn has come."""
+    unknown = [name for name in asked.split(",") if name not in known]
+    if unknown:
+        names = ", ".join(sorted(known))
+        sys.exit(f"no scenario {', '.join(unknown)} in this rig; --scenarios takes: {names}")
 
 
 if __name__ == "__main__":
