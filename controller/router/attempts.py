@@ -251,6 +251,9 @@ class Attempts(Elsewhere):
         if self._may_queue():
             return self._flees("error") or self._queue()
         self.tried = ()
+        if not self._core.fleet.serves(self.serving):  # they left meanwhile: as if it came now
+            self._exchange.try_again()
+            return True
         back_at = max(self._core.fleet.back_at(self.serving), monotonic() + LOOK_AGAIN_S)
         if back_at - self.started > self._core.config.timeouts.connect_s:
             return False

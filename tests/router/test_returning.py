@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from controller.router.breaker import BreakerRules
+from controller.router.config import StaticEndpoint, Timeouts
 from controller.router.table import RouteTable
 from controller.router.upstream import Cause
 from tests.router.test_admission import Full, answered
+from tests.router.test_timeouts import Deaf
+from tests.router.wire import until
 
 if TYPE_CHECKING:
     from tests.router.conftest import House
@@ -58,3 +64,28 @@ async def test_trips_of_a_replica_that_left_and_came_back_go_on(house: House) ->
         fleet.swap(RouteTable(), {})
         assert house.core.snapshot()["trips"] == [["e0", trips]]
         fleet.swap(table, places)
+
+
+@pytest.mark.parametrize(
+    ("instead", "status", "code"), [("b", 200, None), ("nobody", 503, "no_ready_replica")]
+)
+async def test_a_replica_that_leaves_while_its_connection_is_made_is_none(
+    house: House, instead: str, status: int, code: str | None
+) -> None:
+    """It had been a bug of ours, a 500, for all that were on their way to a machine that died."""
+    other = house.engine()
+    with Deaf() as deaf:
+        await house.start(
+            endpoints=(StaticEndpoint("on-a", deaf.url, ("a",)),
+                       StaticEndpoint("on-b", other.url, ("b",))),
+            fallbacks=(("a", (instead,)),), timeouts=Timeouts(connect_s=20),
+        )  # fmt: skip
+        wire = await house.wire()
+        await wire.chat(model="a")
+        fleet = house.core.fleet
+        await until(lambda: fleet.pools["on-a"].in_flight == 1)
+        fleet.swap(fleet.table, {p.endpoint: p.address for p in (fleet.pools["on-b"],)})
+        house.core.deadlines.sweep(time.monotonic() + 21)
+        answer = await wire.answer()
+        assert (answer.status, answer.json.get("error", {}).get("code")) == (status, code)
+        await until(house.idle)
