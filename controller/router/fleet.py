@@ -60,6 +60,7 @@ class Fleet:
         """Take over `table`. A replica whose endpoint has no address (DNS) is left out."""
         pools: dict[str, Pool] = {}
         ready: dict[str, Group[Target]] = {}
+        sizes: dict[Pool, int] = {}
         now = monotonic()
         for model in table.models:
             targets: list[Target] = []
@@ -76,8 +77,10 @@ class Fleet:
                 if replica.ready:
                     targets.append(Target(pool, replica.upstream_model))
             if targets:
-                _compare(targets, now)
+                _compare(targets, sizes)
                 ready[model.name] = Group(targets, self._ready.get(model.name))
+        for pool, size in sizes.items():
+            pool.resize(size, now)
         self._retire_missing(pools)
         self.table, self.names, self.pools, self._ready = table, table.names(), pools, ready
         self._on_demand = frozenset(model.name for model in table.models if model.on_demand)
@@ -257,14 +260,15 @@ def _last_resorts(group: Group[Target], tried: tuple[Pool, ...], now: float) -> 
     ]
 
 
-def _compare(targets: list[Target], now: float) -> None:
-    """Let the pools know how large they are among each other.
+def _compare(targets: list[Target], sizes: dict[Pool, int]) -> None:
+    """Note in `sizes` how large these replicas of a model are among each other.
 
     A default depth is large, so that it bounds nobody who was not measured. It tells nothing of a
     replica's size: beside measured ones it would draw nearly all requests. Such a one counts as
-    the smallest of these.
+    the smallest of these, of all models that it serves.
     """
     known = [target.pool.depth for target in targets if target.pool.sized]
     for target in targets:
         pool = target.pool
-        pool.resize(min(known) if known and not pool.sized else pool.depth, now)
+        size = min(known) if known and not pool.sized else pool.depth
+        sizes[pool] = min(size, sizes.get(pool, size))

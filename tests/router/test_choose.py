@@ -235,15 +235,17 @@ async def test_C08_a_burst_through_one_router(house: House) -> None:
     await until(house.idle)
 
 
+@pytest.mark.parametrize("alone_for", [(), ("other",)])
 async def test_who_has_no_depth_of_its_own_does_not_draw_the_requests_of_who_has(
-    house: House,
+    house: House, alone_for: tuple[str, ...]
 ) -> None:
-    """Its default is large, so that nobody is bounded by it, and tells nothing of its size."""
+    """Its default is large, so that nobody is bounded by it, and tells nothing of its size: not
+    because another model has nobody else either."""
     engines = [house.engine(hold=True) for _ in range(3)]
     depths = (4, 32, None)
     await house.start(
         endpoints=tuple(
-            StaticEndpoint(f"e{n}", engine.url, ("m",), depth)
+            StaticEndpoint(f"e{n}", engine.url, ("m",) if depth else ("m", *alone_for), depth)
             for n, (engine, depth) in enumerate(zip(engines, depths, strict=True))
         )
     )
