@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from controller.router.waiters import Waiters
 
 LOOK_AGAIN_S: Final = 0.1  # while a replica's probe is out
-MAX_CONNECT_FAILURES: Final = 10
+MAX_UNHEARD: Final = 10
 
 
 class Attempts(Elsewhere):
@@ -102,7 +102,7 @@ class Attempts(Elsewhere):
         waits = self.waits
         if waits is None or "unavailable" not in self.may_fall_back:
             return
-        if self._was_sent and not self._core.budget.affords(monotonic()):
+        if self._costs and not self._core.budget.affords(monotonic()):
             return
         fallback = self._fallback(better=self._core.fleet.has_last_resort(self.serving, self.tried))
         if fallback is not None:
@@ -136,6 +136,7 @@ class Attempts(Elsewhere):
         assert target is not None
         if not headed and cause is Cause.CLOSED_UNANSWERED and failure.reused and not self._resent:
             self._resent = True  # it had died while idle: the engine never saw the request
+            self._unheard += 1
             self._again = "stale_connection"
             self._send(target, again=True)
             return None
@@ -200,7 +201,7 @@ class Attempts(Elsewhere):
         """
         if verdict.again is Again.NEVER or (verdict.again is Again.ONCE and self._resent):
             return False
-        if self.count - self._connect_failures >= self._core.config.retries.attempts:
+        if self._had >= self._core.config.retries.attempts:
             return False
         if not self._may_queue() or not self._affords(verdict.reason):
             return False
@@ -239,8 +240,8 @@ class Attempts(Elsewhere):
 
     def _reconnect(self) -> bool:
         """Nothing was sent, so any other replica may have it; a lone one is asked again soon."""
-        self._connect_failures += 1
-        if self._connect_failures > MAX_CONNECT_FAILURES:
+        self._unheard += 1
+        if self._unheard > MAX_UNHEARD:
             return False
         self._again = "connect_failed"
         other = self._untried()

@@ -44,7 +44,8 @@ class Sender(Timed):
     failed: list[Any] | None = None  # [replica, model, why, ms] of those that failed
     _body = b""
     _resent = False
-    _connect_failures = 0
+    _unheard = 0  # sends of which no engine heard: no connection, or one that had died
+    _paid = 0  # engines that had had it, when it was paid for one more
     _again: str | None = None  # why the next attempt is made, as metrics say it
 
     def __init__(
@@ -141,18 +142,25 @@ class Sender(Timed):
     # -- what more may cost ----------------------------------------------------------------------
 
     @property
-    def _was_sent(self) -> bool:
-        """Whether an engine had it."""
-        return self.count != self._connect_failures
+    def _had(self) -> int:
+        """How many engines had it."""
+        return self.count - self._unheard
+
+    @property
+    def _costs(self) -> bool:
+        """Whether one more engine is to be paid for: not the first, nor one more after it was paid
+        for one that it waited for in vain, or did not reach."""
+        return self._had > self._paid
 
     def _affords(self, reason: str) -> bool:
         """Whether the budget allows an engine to get a request that another one had already."""
-        if not self._was_sent or self._core.budget.affords(monotonic()):
+        if not self._costs or self._core.budget.affords(monotonic()):
             return True
         self._core.stats.unaffordable(reason)
         return False
 
     def _pay(self) -> None:
-        """Once it goes there; nothing, where no engine had it."""
-        if self._was_sent:
+        """Once it goes there."""
+        if self._costs:
             self._core.budget.spend(monotonic())
+            self._paid = self._had

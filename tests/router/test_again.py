@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from controller.router.config import Retries, StaticEndpoint, Timeouts
 from tests.router.conftest import NEVER_OPEN
 from tests.router.test_admission import Full, answered
+from tests.router.test_fallbacks import EXPLAIN, told
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -73,3 +75,38 @@ async def test_who_waits_for_another_replica_keeps_nobody_from_the_one_that_fail
     assert await answered(*wires) == [200]
     assert full.served() == ["a"]
     assert full.empty()
+
+
+async def test_who_was_paid_for_and_waited_in_vain_is_not_paid_for_again(house: House) -> None:
+    """What a retry may cost had gone for a place in a queue; the fallback was refused for it."""
+    bad, full, instead = house.engine(status=500), house.engine(hold=True), house.engine()
+    await house.start(
+        endpoints=(StaticEndpoint("bad", bad.url, ("a",)),
+                   StaticEndpoint("full", full.url, ("a", "c"), 1),
+                   StaticEndpoint("b", instead.url, ("b",))),
+        fallbacks=(("a", ("b",)),), retries=Retries(3, 0.0, 1), breaker=NEVER_OPEN,
+    )  # fmt: skip
+    wire = await house.wire()
+    await wire.chat(model="c")
+    await until(full.held)
+    answer = await told(house, headers={**EXPLAIN, "x_llmgw_wait": "0.3"})
+    assert answer.headers["x-llmgw-fallback"] == "b; on=unavailable; by=settings"
+    assert (await house.row())["attempts"] == 2
+    assert (await told(house, headers={**EXPLAIN, "x_llmgw_wait": "0.3"})).status == 500
+    assert house.core.stats.retries_refused == {"engine_error": 1, "fallback": 1}
+
+
+async def test_an_engine_that_was_not_reached_costs_no_more_than_none(house: House) -> None:
+    bad, instead = house.engine(status=500), house.engine()
+    await house.start(
+        endpoints=(StaticEndpoint("bad", bad.url, ("a",)),
+                   StaticEndpoint("dead", house.dead(), ("a",)),
+                   StaticEndpoint("b", instead.url, ("b",))),
+        fallbacks=(("a", ("b",)),), retries=Retries(3, 0.0, 1), breaker=NEVER_OPEN,
+        timeouts=Timeouts(connect_s=0.09),  # over when it would be tried again
+    )  # fmt: skip
+    house.core.fleet.pools["dead"].in_flight += 1  # so that the other one is asked first
+    answer = await told(house)
+    assert answer.headers["x-llmgw-fallback"] == "b; on=error; by=settings"
+    assert [len(engine.chats()) for engine in house.engines] == [1, 1]
+    assert house.core.stats.upstream_failures[("dead", "connect_failed")] >= 1

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from controller.metrics.router import families
-from controller.router.config import Timeouts
+from controller.router.config import Retries, Timeouts
 from tests import fake_engine
 from tests.router.conftest import NEVER_OPEN
 from tests.router.wire import ShortAnswer, post_bytes, until
@@ -310,6 +310,18 @@ async def test_A14a_zero_bytes_on_a_reused_connection_is_sent_again_once(house: 
     assert house.core.stats.retries == {"stale_connection": 2}
     assert len(engine.chats()) == 5
     assert [row["attempts"] for row in house.rows] == [1, 2, 2]
+
+
+async def test_A13_a_connection_that_had_died_counts_as_no_engine(house: House) -> None:
+    first, other = house.engine(close="reused"), house.engine()
+    await house.start(retries=Retries(2, 0.0, 1))
+    pool = house.core.fleet.pools["e1"]
+    pool.in_flight += 1  # so that the other one is asked first
+    assert (await house.ask()).status == 200
+    first.default = {"close": "reused", "status": 503}
+    assert (await house.ask()).status == 200
+    assert (len(first.chats()), len(other.chats())) == (3, 1)
+    pool.in_flight -= 1
 
 
 async def test_A14b_zero_bytes_on_new_connections_hit_two_engines_at_most(house: House) -> None:
