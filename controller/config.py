@@ -64,7 +64,7 @@ class Timeouts(BaseModel):
     idle: Seconds = Field(
         300.0, description="between two tokens of a stream, or two pieces of a plain answer"
     )
-    total: Seconds = Field(3600.0, description="of one request")
+    total: Seconds = Field(3600.0, description="of one request, at each model that is asked")
     wake: Seconds = Field(
         120.0, description="a request waits this long for a model that runs on demand to start"
     )

@@ -107,7 +107,6 @@ class Attempts(Elsewhere):
         fallback = self._fallback(better=self._core.fleet.has_last_resort(self.serving, self.tried))
         if fallback is not None:
             waits.leave(self)
-            self.started = monotonic()
             self._leave_to(*fallback, "unavailable")
 
     def turn_away(self, error: ApiError) -> None:
@@ -116,7 +115,6 @@ class Attempts(Elsewhere):
             return  # its client left meanwhile
         if self.waits:
             self.waits.leave(self)
-        self.started = monotonic()
         told = self._instead(error)
         if told is not None:
             self._exchange.refuse(told)

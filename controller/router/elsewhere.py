@@ -116,8 +116,10 @@ class Elsewhere(Sender):
         return None if better else doubtful
 
     def _leave_to(self, name: str, target: Target, reason: str) -> None:
-        """Send to this fallback. Others of the chain, which had no room, may have some later."""
+        """Send to this fallback, whose time begins now. Others of the chain, which had no room, may
+        have some later."""
         self._others().remove(name)
+        self.started = monotonic()
         if reason not in _FREE:
             self._pay()
         self._core.stats.fall_back(self.model, name, reason)

@@ -152,6 +152,31 @@ async def test_C10_a_stream_without_a_token_falls_back(house: House, how: dict[s
     assert b"error" not in answer.body
 
 
+async def test_C10_a_fallback_has_its_own_time(house: House) -> None:
+    """It had what the model left of it: nothing, where that had used all its time."""
+    await start(house, {"delay": 60}, {"delay": 0.5}, timeouts=Timeouts(total_s=2.0))
+    answer = await told(house)
+    assert answer.headers["x-llmgw-fallback"] == "b; on=timeout; by=settings"
+    assert answer.status == 200
+
+
+async def test_C10_a_lone_fallback_is_tried_again_for_its_connect_timeout(house: House) -> None:
+    """Not if its model had been asked for longer than that."""
+    slow, late = house.engine(delay=60), house.engine()
+    late.stop()
+    await house.start(
+        endpoints=(StaticEndpoint("on-a", slow.url, ("a",)),
+                   StaticEndpoint("on-b", late.url, ("b",))),
+        fallbacks=(("a", ("b",)),), retries=PLENTY,
+        timeouts=Timeouts(headers_s=0.6, connect_s=0.5),
+    )  # fmt: skip
+    wire = await house.wire()
+    await wire.chat(model="a")
+    await until(lambda: ("on-b", "connect_failed") in house.core.stats.upstream_failures)
+    late.start()
+    assert (await wire.answer()).status == 200
+
+
 async def test_C10_an_answer_that_nobody_can_read_falls_back(house: House) -> None:
     await start(house, {"headers": "content-encoding: gzip\r\n"}, {})  # and it is none
     answer = await told(house, model="short")
