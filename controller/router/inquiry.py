@@ -62,7 +62,7 @@ async def look_up(endpoint: Endpoint) -> Address:
             found = await trio.socket.getaddrinfo(
                 endpoint.host, endpoint.port, type=socket.SOCK_STREAM
             )
-    except (OSError, trio.TooSlowError) as error:
+    except (OSError, UnicodeError, trio.TooSlowError) as error:  # the second: no name can be so
         raise Unanswered(f"{endpoint.host} has no address: {error}") from None
     return found[0][0], found[0][4]
 

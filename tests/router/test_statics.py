@@ -135,6 +135,16 @@ async def test_an_endpoint_that_returns_is_asked_at_once(house: House) -> None:
         assert (await house.ask()).status == 200
 
 
+@pytest.mark.parametrize("name", ["double..dot", "x" * 64, "é" * 64])
+async def test_D10_a_name_that_can_be_none_takes_nobody_elses_route_away(
+    house: House, name: str
+) -> None:
+    bad = StaticEndpoint("bad", f"http://{name}:1", ("m",))
+    await house.start(endpoints=(bad, StaticEndpoint("good", house.engine().url, ("m",))))
+    assert (await house.ask()).status == 200
+    assert house.core.stats.counts["lookup_failures"] == 1
+
+
 def test_one_miss_is_forgiven() -> None:
     static = Static(StaticEndpoint("a", "http://h:1", ("m",)))
     assert not static.missed("no answer")
