@@ -186,6 +186,10 @@ class Allowance:
         self.answered_at = now
         self.anew_at = None if told.anew_s is None else now + told.anew_s
 
+    def told_since(self, then: float) -> bool:
+        """Whether an answer came since."""
+        return self.answered_at is not None and self.answered_at >= then
+
     def lacks(self, n: int, now: float) -> bool:
         """Whether a request that takes `n` cannot begin without asking."""
         return self.left(now) < n and not self.gone

@@ -142,15 +142,19 @@ class Tenancy:
                 exchange.reserved(None if verdict is True else verdict)
 
     def _late(self, exchange: Intake) -> None:
-        """It waited long enough."""
+        """It waited long enough. Only by what Postgres said lately nothing is left: it may be there
+        and say nothing."""
         reservation = exchange.reservation
         if reservation is None or exchange not in self._parked:
             return
         now = monotonic()
-        lacking = reservation.lacking(now) or reservation.needs
-        told = [n for n in lacking if n.allowance.answered_at is not None]
+        lacking = reservation.lacking(now)
+        told = [n for n in lacking if n.allowance.told_since(now - WAIT_S / 2)]
         self._unpark(exchange, reservation)
-        if told and not self.away:
+        if not lacking:  # a request ended here meanwhile
+            reservation.take()
+            exchange.reserved(None)
+        elif told and not self.away:
             exchange.reserved(refusals.lacking(told[0], now))
         else:
             exchange.reserved(refusals.unavailable(self._core.config.without_database))

@@ -26,18 +26,22 @@ PRICED = "insert into llmgw_core.price values ('m', '2000-01-01', 1000000, null,
 
 
 class Line:
-    """A pool that can be away."""
+    """A pool that can be away, or silent."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.away = False
         self.asked = 0  # calls for allowances
+        self.speaks = trio.Event()  # until then they have no answer
+        self.speaks.set()
 
     async def fetch(self, sql: str, *args: Any) -> list[Any]:
         return list(await self._reach().fetch(sql, *args))
 
     async def fetchval(self, sql: str, *args: Any) -> Any:
-        self.asked += "allowances_v1" in sql
+        if "allowances_v1" in sql:
+            self.asked += 1
+            await self.speaks.wait()
         return await self._reach().fetchval(sql, *args)
 
     def _reach(self) -> Pool:

@@ -397,3 +397,39 @@ async def test_with_postgres_away_what_is_held_goes_on_and_then_it_is_said(
     monkeypatch.setattr(tenancy, "WAIT_S", PATIENCE_S)
     routers.pool.away = False
     assert (await until_passes(routers, "away01", max_tokens=10)).status == 200
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("slots", False), ("slots", True), ("money", False)])
+async def test_with_postgres_silent_nobody_is_told_that_nothing_is_left(
+    routers: Routers, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: Kind, *, ends: bool
+) -> None:
+    """It had been 429 with a Retry-After of weeks, for a budget of which nearly all was left."""
+    monkeypatch.setattr(tenancy, "WAIT_S", 1.0)
+    routers.prepare(engine, "quiet1")
+    if kind == "slots":
+        routers.limit("quiet1", parallel=1)
+    else:
+        routers.budget("quiet1", 1_000_000)
+    await routers.start()
+    chat = chat_body(fake={"hold": ends})
+    first, second = await routers.open(), await routers.open()
+    await first.post("/v1/chat/completions", chat, key="quiet1")
+    if ends:
+        await until(engine.held)
+    else:
+        assert (await first.answer()).status == 200
+    tenants = routers.running[0].core.tenancy
+    (one,) = tenants.bounds.allowances.values()
+    routers.pool.speaks = trio.Event()
+    await until(lambda: one.asked is not None)
+    await second.post("/v1/chat/completions", {**chat, "max_tokens": 5000}, key="quiet1")
+    await until(lambda: len(tenants) == 1)
+    if ends:
+        engine.release(2)
+        assert (await first.answer()).status == 200
+    answer = await second.answer()
+    routers.pool.speaks.set()
+    if ends:
+        assert answer.status == 200
+    else:
+        assert (answer.status, answer.code) == (503, "allowance_unavailable")
