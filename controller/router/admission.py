@@ -39,20 +39,38 @@ AGAIN_S: Final = 5.0
 AWAY_S: Final = 1.0
 """When no replica is asked for longer than this, none is only busy."""
 MOST_ASIDE: Final = 16
-"""So many that wait for replicas which have not failed them are looked past for one that can go."""
+"""So many of those that a replica has failed are looked past for one that can go."""
 AGAIN_MAX_S: Final = 60.0
 """Official SDKs do not obey a longer Retry-After."""
 
 
 class Line:
-    """What waits for one model."""
+    """What waits for one model. Who was failed by a replica and waits for the others does so apart
+    and goes first where it can: else it would keep those away for whom any replica will do. There
+    are few of these: the retry budget bounds them."""
 
-    __slots__ = ("model", "pace", "queue")
+    __slots__ = ("again", "model", "pace", "queue")
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.queue: FairQueue[Attempts] = FairQueue()
+        self.again: FairQueue[Attempts] = FairQueue()
         self.pace = Pace()
+
+    def __len__(self) -> int:
+        return len(self.queue) + len(self.again)
+
+    def of(self, attempts: Attempts) -> FairQueue[Attempts]:
+        """Where it waits, or would."""
+        return self.again if attempts.tried else self.queue
+
+    def items(self) -> list[Attempts]:
+        """All that wait, in no order that matters."""
+        return [*self.queue.items(), *self.again.items()]
+
+    def eldest(self) -> float:
+        """Since when the next ones have waited."""
+        return min([q.first().waits_since for q in (self.queue, self.again) if q], default=math.inf)
 
 
 class Admission(Waiters):
@@ -64,7 +82,7 @@ class Admission(Waiters):
         self._wider: dict[str, None] = {}  # models that may have room, to be looked at this turn
 
     def queues(self, model: str) -> bool:
-        """Whether requests wait for the model: who comes now waits behind them."""
+        """Whether requests wait for any replica of the model: who comes now waits behind them."""
         line = self._lines.get(model)
         return line is not None and len(line.queue) > 0
 
@@ -75,22 +93,23 @@ class Admission(Waiters):
         if line is None:
             line = self._lines[attempts.serving] = Line(attempts.serving)
         now = monotonic()
-        if not line.queue:
+        if not len(line):
             line.pace.start(now)  # before it is asked: an idle hour is no slow hour
         kind, tenant = KINDS[request.priority], attempts.key.tenancy
-        due_s = line.pace.seconds(line.queue.place(kind, tenant), now)
+        queue = line.of(attempts)
+        due_s = line.pace.seconds(queue.place(kind, tenant), now)
         if due_s is not None and due_s > wait_s:
             again_s = self._again(due_s - wait_s)
             return errors.overloaded(line.model, due_s, wait_s, again_s)
         if not self._makes_room(line, attempts, kind, tenant):
             return errors.queue_full(line.model, self._again(due_s))
-        line.queue.push(attempts, kind, tenant)
+        queue.push(attempts, kind, tenant)
         self._take(attempts, wait_s, now)
         self._core.fleet.room = self.room
         return None
 
     def leave(self, attempts: Attempts) -> None:
-        self._lines[attempts.serving].queue.remove(attempts)
+        self._lines[attempts.serving].of(attempts).remove(attempts)
         self._left(attempts)
 
     def comment(self, model: str) -> str:
@@ -101,7 +120,7 @@ class Admission(Waiters):
         back_in_s = fleet.back_at(model) - now if fleet.serves(model) else 0.0
         if back_in_s > AWAY_S:
             return errors.cooling_down(model, back_in_s)
-        due_s = line.pace.seconds(len(line.queue), now)
+        due_s = line.pace.seconds(len(line), now)
         return errors.queue_timeout(model, waited_s, self._again(due_s))
 
     def room(self, pool: Pool) -> None:
@@ -119,10 +138,10 @@ class Admission(Waiters):
         where all have tripped meanwhile another model answers those that wait."""
         if not self.count:
             return
-        models = [model for model, line in self._lines.items() if line.queue]
+        models = [model for model, line in self._lines.items() if len(line)]
         for model in models:
             if self._core.fleet.fails(model):
-                for attempts in self._lines[model].queue.items():
+                for attempts in self._lines[model].items():
                     attempts.flee()
         self.look(models)
 
@@ -131,10 +150,10 @@ class Admission(Waiters):
         fleet = self._core.fleet
         for model, line in list(self._lines.items()):
             if not fleet.serves(model):
-                for attempts in line.queue.items():
+                for attempts in line.items():
                     self.leave(attempts)
                     self._core.reactor.call_soon(attempts.resume)
-            if not line.queue and model not in fleet.names:
+            if not len(line) and model not in fleet.names:
                 del self._lines[model]
         if self.count:
             self.look(self._lines)
@@ -142,18 +161,18 @@ class Admission(Waiters):
     def waiting(self, model: str) -> int:
         """Requests that wait for the model."""
         line = self._lines.get(model)
-        return 0 if line is None else len(line.queue)
+        return 0 if line is None else len(line)
 
     def as_json(self) -> list[list[str | int]]:
         """[model, requests waiting], for the gauge."""
-        return [[model, len(line.queue)] for model, line in self._lines.items()]
+        return [[model, len(line)] for model, line in self._lines.items()]
 
     def _makes_room(self, line: Line, attempts: Attempts, kind: Weighted, tenant: Weighted) -> bool:
         """Whether there is a place, if need be that of a tenant with more than its share."""
         limits = self._core.config.limits
         if self.bytes + len(attempts.asked.raw) > limits.queue_bytes:
             return False
-        if len(line.queue) < limits.queue:
+        if len(line) < limits.queue:
             return True
         other = line.queue.gives_way(kind, tenant, limits.queue)
         if other is None:
@@ -177,14 +196,16 @@ class Admission(Waiters):
 
     def _eldest(self, model: str) -> float:
         line = self._lines.get(model)
-        return line.queue.first().waits_since if line is not None and line.queue else math.inf
+        return math.inf if line is None else line.eldest()
 
     def _admit(self, model: str) -> bool:
         """Send the one whose turn it is, if anybody waits and a replica has room."""
         line = self._lines.get(model)
-        if line is None or not line.queue:
+        if line is None:
             return False
-        attempts, target = self._first(line)
+        attempts, target = self._first(model, line.again)
+        if target is None:
+            attempts, target = self._first(model, line.queue)
         if attempts is None or target is None:
             return False
         now = monotonic()
@@ -194,28 +215,30 @@ class Admission(Waiters):
         attempts.resume(target)
         return True
 
-    def _first(self, line: Line) -> tuple[Attempts | None, Target | None]:
+    def _first(
+        self, model: str, queue: FairQueue[Attempts]
+    ) -> tuple[Attempts | None, Target | None]:
         """The first that can be sent, taken from the queue, and where to. Who only waits for a
-        replica that has not failed it keeps its turn, and nobody away from those that have."""
+        replica that has not failed it keeps its turn."""
         aside: list[tuple[Attempts, Names]] = []
         try:
-            return self._look_past(line, aside)
+            return self._look_past(model, queue, aside)
         finally:
             for attempts, (kind, tenant) in reversed(aside):
-                line.queue.push(attempts, kind, tenant, front=True)
+                queue.push(attempts, kind, tenant, front=True)
 
     def _look_past(
-        self, line: Line, aside: list[tuple[Attempts, Names]]
+        self, model: str, queue: FairQueue[Attempts], aside: list[tuple[Attempts, Names]]
     ) -> tuple[Attempts | None, Target | None]:
-        while line.queue and len(aside) < MOST_ASIDE:
-            attempts = line.queue.first()
-            target = self._place_for(line.model, attempts)
+        while queue and len(aside) < MOST_ASIDE:
+            attempts = queue.first()
+            target = self._place_for(model, attempts)
             if target is not None:
-                line.queue.take()
+                queue.take()
                 return attempts, target
             if not attempts.tried:
                 break  # there is no room: none for those behind it either
-            aside.append((attempts, line.queue.remove(attempts)))
+            aside.append((attempts, queue.remove(attempts)))
         return None, None
 
     def _place_for(self, model: str, attempts: Attempts) -> Target | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from controller.router.admission import MOST_ASIDE
 from controller.router.config import Retries, StaticEndpoint, Timeouts
 from tests.router.conftest import NEVER_OPEN
 from tests.router.test_admission import Full, answered
@@ -74,6 +75,30 @@ async def test_who_waits_for_another_replica_keeps_nobody_from_the_one_that_fail
     full.engine.release()
     assert await answered(*wires) == [200]
     assert full.served() == ["a"]
+    assert full.empty()
+
+
+async def test_many_that_wait_for_another_replica_keep_nobody_from_the_one_that_failed_them(
+    full: Full, house: House
+) -> None:
+    """Seventeen had kept everybody from a replica that was idle; one, for 0.1 s each."""
+    await full.start(engines=2, breaker=NEVER_OPEN, retries=Retries(3, 1.0, 100))
+    await full.fill(2)
+    failing = house.engines[1]
+    failing.default = {"status": 500}
+    failing.release()
+    wires = []
+    for number in range(1, MOST_ASIDE + 5):
+        wires.append(await full.ask("a"))
+        await until(lambda number=number: full.waiting() == number)
+    failing.default = {}
+    assert (await house.ask(user="b", headers={"x_llmgw_wait": "0"})).status == 200
+    assert (await house.row(1))["queue_ms"] == 0
+    assert full.waiting() == len(wires)
+    full.engine.default = {}
+    full.engine.release()
+    assert await answered(*wires) == [200] * len(wires)
+    assert full.served() == ["a"] * len(wires)
     assert full.empty()
 
 
