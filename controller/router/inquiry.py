@@ -55,8 +55,9 @@ class _Answer:
         self.complete = True
 
 
-async def look_up(endpoint: Endpoint) -> Address:
-    """The address of an endpoint's name. Raises Unanswered when it has none."""
+async def look_up(endpoint: Endpoint) -> list[Address]:
+    """The addresses of an endpoint's name, the first one preferred. Raises Unanswered when it has
+    none."""
     try:
         with trio.fail_after(LOOKUP_S):
             found = await trio.socket.getaddrinfo(
@@ -64,7 +65,7 @@ async def look_up(endpoint: Endpoint) -> Address:
             )
     except (OSError, UnicodeError, trio.TooSlowError) as error:  # the second: no name can be so
         raise Unanswered(f"{endpoint.host} has no address: {error}") from None
-    return found[0][0], found[0][4]
+    return [(family, where) for family, *_, where in found]
 
 
 async def get(

@@ -143,16 +143,18 @@ class Refresher:
     async def _resolve(self, table: RouteTable) -> None:
         """Addresses of all endpoints; names are looked up here, never on the request's way."""
         wanted = {replica.endpoint for model in table.models for replica in model.replicas}
-        known = {end: addr for end, addr in self._addresses.items() if end in wanted}
+        told = {**self._addresses, **self._core.statics.addresses()}
+        known = {end: addr for end, addr in told.items() if end in wanted}
         missing = wanted - known.keys()
         async with trio.open_nursery() as nursery:
             for endpoint in missing:
                 nursery.start_soon(self._look_up, endpoint, known)
         self._addresses = known
+        self._core.statics.take_addresses(known)
 
     async def _look_up(self, endpoint: Endpoint, found: dict[Endpoint, Address]) -> None:
         try:
-            found[endpoint] = await look_up(endpoint)
+            found[endpoint] = (await look_up(endpoint))[0]
         except Unanswered as error:
             self._core.stats.add("lookup_failures")
             log.warning("endpoint has no address", host=endpoint.host, error=str(error))

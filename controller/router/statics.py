@@ -1,7 +1,9 @@
 """Static endpoints (`--endpoint`): whether they are healthy, and which models they serve.
 
 Nobody else watches them. Each is asked for /health, or /v1/models where it has none; one that
-misses twice leaves the choice until it answers again. An endpoint without named models serves
+misses twice leaves the choice until it answers again. Requests go to the address that answered: a
+name may have others where nobody listens, and gets a new one when its container is made anew.
+An endpoint without named models serves
 what its /v1/models lists, read again now and then. Where we have a key for it, that is read to see
 whether it takes the key, too: most engines ask nobody for one at /health.
 """
@@ -22,10 +24,11 @@ from controller.router.inquiry import Reply, Unanswered, get, look_up
 from controller.router.table import from_static, parse_endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from controller.router.config import RouterConfig, StaticEndpoint
-    from controller.router.table import RouteTable
+    from controller.router.pool import Address
+    from controller.router.table import Endpoint, RouteTable
 
 TICK_S = 0.25
 SOON_S = 1.0  # unhealthy or not known yet
@@ -35,6 +38,7 @@ MODELS_EVERY_S = 30.0
 MOST_MODELS = 1000
 MOST_NAME = 256
 MOST_BYTES = 4 * 1024 * 1024
+MOST_ADDRESSES = 4  # of one name
 AT_ONCE = 16
 NO_HEALTH = frozenset((404, 405, 501))
 GUARDED = frozenset((401, 403))  # it wants a key, so it is alive; ours, and it refuses that one
@@ -50,6 +54,7 @@ class Static:
         self.endpoint = parse_endpoint(entry.url)
         self.engine_key = b"" if entry.key_file is None else read_key(entry.key_file)
         self.models = entry.models
+        self.address: Address | None = None  # where requests go; None: not known
         self.healthy = True  # until the contrary is known: its first requests need not wait
         self.why: str | None = None
         self.misses = 0
@@ -102,6 +107,15 @@ class Statics:
             frozenset(static.entry.id for static in self.all if not static.healthy),
         )
 
+    def addresses(self) -> dict[Endpoint, Address]:
+        """Where they were found last."""
+        return {s.endpoint: s.address for s in self.all if s.address is not None}
+
+    def take_addresses(self, known: Mapping[Endpoint, Address]) -> None:
+        """These are in force."""
+        for static in self.all:
+            static.address = known.get(static.endpoint)
+
     def unhealthy(self) -> dict[str, str]:
         """Why, by id."""
         return {s.entry.id: s.why or "unknown" for s in self.all if not s.healthy}
@@ -143,9 +157,9 @@ class Statics:
     async def _ask(self, static: Static, limit: trio.CapacityLimiter, news: list[Static]) -> None:
         async with limit:
             try:
-                before = static.models
+                before = static.models, static.address
                 await check(static)
-                different = static.answered() or static.models != before
+                different = static.answered() or (static.models, static.address) != before
             except Unanswered as error:
                 different = static.missed(str(error))
             if different:
@@ -182,11 +196,24 @@ async def check(static: Static) -> None:
 
 async def _get(static: Static, path: bytes) -> Reply:
     end, key = static.endpoint, static.engine_key
-    address = await look_up(end)
-    reply = await get(
-        address, host_lines(end.authority, key), end.base + path,
-        within_s=WITHIN_S, most_bytes=MOST_BYTES,
-    )  # fmt: skip
+    found = await look_up(end)
+    if static.address in found:
+        found.remove(static.address)
+        found.insert(0, static.address)
+    first: Unanswered | None = None
+    for address in found[:MOST_ADDRESSES]:
+        try:
+            reply = await get(
+                address, host_lines(end.authority, key), end.base + path,
+                within_s=WITHIN_S, most_bytes=MOST_BYTES,
+            )  # fmt: skip
+            break
+        except Unanswered as error:
+            first = first or error
+    else:
+        assert first is not None
+        raise first
+    static.address = address
     if key and reply.status in GUARDED:
         said = f"its {path.decode()} says HTTP {reply.status}"
         raise Unanswered(f"the endpoint's key was refused ({said}): see endpoint_keys")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -143,6 +144,56 @@ async def test_D10_a_name_that_can_be_none_takes_nobody_elses_route_away(
     await house.start(endpoints=(bad, StaticEndpoint("good", house.engine().url, ("m",))))
     assert (await house.ask()).status == 200
     assert house.core.stats.counts["lookup_failures"] == 1
+
+
+class Names(trio.abc.HostnameResolver):
+    """Where every name leads at the moment; nowhere: it is not known."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = addresses
+
+    async def getaddrinfo(self, _host: Any, port: Any, *_: Any, **__: Any) -> list[Any]:
+        await trio.lowlevel.checkpoint()
+        if not self.addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "not known")
+        kind = socket.AF_INET, socket.SOCK_STREAM, 6, ""
+        return [(*kind, (address, port)) for address in self.addresses]
+
+    async def getnameinfo(self, *_: Any, **__: Any) -> Any:
+        raise OSError("nobody asks for names of addresses")
+
+
+NOBODY, ENGINE = "127.0.0.9", "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ((NOBODY,), (ENGINE,)),  # its container was made anew
+        ((), (ENGINE,)),  # the name server had a bad moment
+        ((NOBODY, ENGINE), (NOBODY, ENGINE)),  # localhost: ::1, where few engines listen
+    ],
+)
+async def test_an_endpoint_by_name_is_followed_to_the_address_that_answers(
+    house: House, first: tuple[str, ...], then: tuple[str, ...]
+) -> None:
+    names = Names(*first)
+    trio.socket.set_custom_hostname_resolver(names)
+    url = house.engine().url.replace(ENGINE, "engine.test")
+    await house.start(endpoints=(StaticEndpoint("e0", url, ("m",)),), watching=OFTEN)
+    names.addresses = then
+    await until(lambda: "e0" in house.core.fleet.pools)
+
+    def follows() -> bool:
+        return house.core.fleet.pools["e0"].address[1][0] == ENGINE
+
+    await until(lambda: follows() and not house.core.ready_reasons())
+    assert (await house.ask()).status == 200
+    kept = house.core.fleet.pools["e0"]
+    names.addresses = ("127.0.0.8", *then)  # the same address in another order is no news
+    asked = len(house.engines[0].records)
+    await until(lambda: len(house.engines[0].records) > asked + 2)
+    assert house.core.fleet.pools["e0"] is kept
 
 
 def test_one_miss_is_forgiven() -> None:
