@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
+from sql.plain_logs import write_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -60,8 +62,7 @@ class Tee:
 
     def msg(self, message: str) -> None:
         """One event, one line."""
-        sys.stderr.write(message + "\n")
-        sys.stderr.flush()
+        write_line(sys.stderr, message)
         self._file.write(message + "\n")
 
     debug = info = warning = error = critical = msg

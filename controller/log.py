@@ -7,10 +7,22 @@ import sys
 
 import structlog
 
+from sql.plain_logs import write_line
+
+
+class Stderr:
+    """Writes each event to stderr."""
+
+    def msg(self, message: str) -> None:
+        """One event, one line."""
+        write_line(sys.stderr, message)
+
+    debug = info = warning = error = critical = msg
+
 
 def configure(level: str, **ids: object) -> None:
     """Set up structlog for this process; ``ids`` are in every line."""
-    terminal = sys.stderr.isatty()
+    terminal, stderr = sys.stderr.isatty(), Stderr()
     # Tracebacks without local variables, which may hold keys.
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     if terminal:
@@ -25,6 +37,6 @@ def configure(level: str, **ids: object) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: stderr,
     )
     structlog.contextvars.bind_contextvars(**ids)

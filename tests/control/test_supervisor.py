@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -178,6 +179,32 @@ def test_A28_engines_keys_reach_workers_by_files_and_are_read_again_at_sighup(
         seen += Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
     assert old not in seen
     assert new not in seen
+
+
+def nowhere(how: str) -> int:
+    """A descriptor to which nothing can be written."""
+    if how == "full disk":
+        return os.open("/dev/full", os.O_WRONLY)
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize("how", ["full disk", "reader left"])
+def test_log_lines_that_nobody_takes_cost_no_process(engine, how, tmp_path):
+    one = Controller(tmp_path, None, "--endpoint", f"a={engine.url}=m", role="all")
+    descriptor = nowhere(how)
+    with subprocess.Popen(one.command, env=ENVIRONMENT, stderr=descriptor) as one.process:
+        try:
+            until(lambda: serves(one), "the router serves")
+            before = one.children()["router 0"]
+            end(before)  # which each of them would say
+            restarted(one, "router 0", before)
+            until(lambda: serves(one), "requests are served again")
+        finally:
+            one.signal(signal.SIGTERM)
+        assert one.process.wait(PATIENCE_S) == 0
+    os.close(descriptor)
 
 
 def test_workers_share_one_port_and_one_page(static):
