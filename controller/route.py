@@ -14,6 +14,7 @@ import structlog
 
 from controller import __version__
 from controller.config import host_port
+from controller.descriptors import clients_for
 from controller.endpoint import endpoint
 from controller.router.access_log import STDOUT
 from controller.router.breaker import BreakerRules
@@ -115,6 +116,8 @@ async def run(settings: Settings, runtime: Path, worker: int) -> None:
     """Route until SIGTERM. Raises OSError when the client port cannot be had."""
     name = uuid.uuid4()
     config = router_config(settings, runtime, worker, str(name))
+    connections = clients_for(config.limits.connections)
+    config = replace(config, limits=replace(config.limits, connections=connections))
     if settings.database is None:
         await run_router(config)
         return

@@ -309,3 +309,34 @@ def test_H04_another_controller_does_not_share_the_client_port_unasked(static):
     assert done.returncode == 1
     assert f"{place} is taken by another program" in done.stderr
     assert one.chat().status_code == 200
+
+
+def asked(one: Controller, number: int) -> list[socket.socket]:
+    """So many streams, each asked for on a connection of its own."""
+    body = json.dumps({"model": "m", "messages": [], "stream": True}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
+    found = []
+    for _ in range(number):
+        found.append(socket.create_connection(("127.0.0.1", one.client), PATIENCE_S))
+        found[-1].sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    return found
+
+
+@pytest.mark.parametrize("hard", ["", "256"])
+def test_a_low_limit_of_descriptors_fails_no_engine(engine, tmp_path, hard):
+    """The soft one is a shell's habit; under the hard one clients wait for each other."""
+    config = tmp_path / "llmgw.toml"
+    config.write_text(f'endpoints = ["a={engine.url}=m"]\n[limits]\nconnections = 200\n')
+    one = Controller(tmp_path, None, "--config", str(config), role="router")
+    one.command = ["prlimit", f"--nofile=256:{hard}", *one.command]
+    with one:
+        until(lambda: serves(one), "the router serves")
+        engine.default = {"tokens": 4, "hold_after": 1}
+        for stream in asked(one, 150):
+            assert stream.recv(12) == b"HTTP/1.1 200"
+            stream.close()
+        assert not one.events("a replica fails and gets probes only")
+        told = one.events(
+            "fewer client connections than limits.connections: raise its limit of open files"
+        )
+        assert [line["connections"] for line in told] == ([64] if hard else [])
