@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PREFIX = "LLMGW_"
+MOST_SECRET = 500
+MOST_SOCKET = 107
+"""Bytes of a socket's path, says Linux."""
 SYSTEM_FILE = Path("/etc/llmgw/llmgw.toml")
 
 
@@ -48,23 +51,34 @@ class Key(BaseModel):
         1.0, ge=0.01, le=100, description="turns of its requests while those of others wait too"
     )
 
+    @field_validator("secret")
+    @classmethod
+    def _sendable(cls, value: SecretStr) -> SecretStr:
+        secret = value.get_secret_value()
+        if not secret or secret != secret.strip() or len(secret.encode()) > MOST_SECRET:
+            raise ValueError(
+                f"it must have 1 to {MOST_SECRET} bytes and no blanks around: an empty one would "
+                "let everybody in, others no client could send"
+            )
+        return value
+
 
 class Timeouts(BaseModel):
     """Deadlines of requests."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    connect: Seconds = Field(1.0, description="to open a connection to an engine")
+    connect: Seconds = Field(1.0, gt=0, description="to open a connection to an engine")
     headers: Seconds = Field(
-        600.0, description="a plain answer's headers come after its last token"
+        600.0, gt=0, description="a plain answer's headers come after its last token"
     )
     first_token: Seconds = Field(
-        600.0, description="from a stream's headers to its first token: queue and prefill"
+        600.0, gt=0, description="from a stream's headers to its first token: queue and prefill"
     )
     idle: Seconds = Field(
-        300.0, description="between two tokens of a stream, or two pieces of a plain answer"
+        300.0, gt=0, description="between two tokens of a stream, or two pieces of a plain answer"
     )
-    total: Seconds = Field(3600.0, description="of one request, at each model that is asked")
+    total: Seconds = Field(3600.0, gt=0, description="of one request, at each model that is asked")
     wake: Seconds = Field(
         120.0, description="a request waits this long for a model that runs on demand to start"
     )
@@ -292,6 +306,8 @@ def load(path: Path | None, flags: dict[str, Any]) -> Settings:
     document |= {name: value for name, value in flags.items() if value not in (None, ())}
     url = url_from_environment()
     given = document.get("database", {})
+    if isinstance(given, str):  # said without it: it may hold a password
+        raise BadConfig("database: must be a table with its url in it: [database] url = ...")
     if url is not None and isinstance(given, dict):  # else: refused below, with the reason
         document["database"] = {**given, "url": url}
     try:
@@ -311,9 +327,11 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     if found is None:
         return {}
     try:
-        return tomllib.loads(found.read_text())
+        return tomllib.loads(found.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadConfig(f"the configuration {found} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"the configuration {found} is no UTF-8: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(f"the configuration {found} is no TOML: {error}") from None
 
@@ -388,6 +406,9 @@ def _judge_names(settings: Settings) -> None:
 
 def _judge_files(settings: Settings) -> None:
     """What the settings name on disk, of those that processes of this role open."""
+    if settings.runtime_dir is not None:
+        most = MOST_SOCKET - len("/router-63.sock")
+        files.judge_folder("runtime_dir", settings.runtime_dir, most)
     if settings.role != "router":
         if settings.admin_token_file is not None:
             files.judge_tokens(settings.admin_token_file)

@@ -65,6 +65,10 @@ def judge_log(path: Path) -> None:
     """The access log, which is made when its first line is written, long after the start."""
     folder = path.parent
     why = None
+    try:
+        path.exists()
+    except OSError as error:
+        raise ValueError(f"access_log {path} cannot be written: {error.strerror}") from None
     if not folder.is_dir():
         why = f"there is no folder {folder}: make it, owned by the user of llmgw-controller"
     elif path.is_dir():
@@ -74,6 +78,21 @@ def judge_log(path: Path) -> None:
         why = f"this user may not write {what}: give it to the user of llmgw-controller"
     if why is not None:
         raise ValueError(f'access_log {path} cannot be written, {why}; or log to "stdout"')
+
+
+def judge_folder(name: str, path: Path, most_bytes: int) -> None:
+    """A folder that is made where it is not there, for sockets, whose paths are bounded."""
+    if len(os.fsencode(path)) > most_bytes:
+        raise ValueError(f"{name} {path} is too long for sockets: it may have {most_bytes} bytes")
+    try:
+        place = next(
+            place for place in (path.absolute(), *path.absolute().parents) if place.exists()
+        )
+        usable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise ValueError(f"{name} {path} cannot be used: {error.strerror}") from None
+    if not usable:
+        raise ValueError(f"{name} {path} cannot be used: {place} is no folder, or not this user's")
 
 
 def _can_read(name: str, path: Path) -> None:

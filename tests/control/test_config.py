@@ -112,6 +112,36 @@ def test_a_file_that_cannot_be_read_or_parsed(of, tmp_path):
     assert "is no TOML" in fault(of, "listen = :8080")
     with pytest.raises(BadConfig, match=r"cannot be read: No such file"):
         load(tmp_path / "nowhere.toml", {})
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(STATIC.encode() + b"# f\xfcr uns\n")
+    with pytest.raises(BadConfig, match=r"latin\.toml is no UTF-8: "):
+        load(latin, {})
+
+
+def test_a_runtime_folder_that_no_socket_can_be_in_is_refused(of, tmp_path):
+    long = tmp_path / ("x" * 100)
+    assert f"runtime_dir {long} is too long for sockets" in fault(of, runtime_dir=long)
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "run"
+    told = f"runtime_dir {inside} cannot be used: {tmp_path}/file is no folder"
+    assert told in fault(of, runtime_dir=inside)
+    assert of(runtime_dir=tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()  # --check-config leaves nothing behind
+
+
+@pytest.mark.parametrize("name", ["connect", "headers", "first_token", "idle", "total"])
+def test_a_deadline_that_no_request_could_keep_is_refused(of, name):
+    told = fault(of, STATIC + f'[timeouts]\n{name} = "0s"\n')
+    assert told == f"timeouts: {name}: must be greater than 0, not '0.0'"
+
+
+@pytest.mark.parametrize("secret", ["", " ", "sk-x\\n", " sk-x", "x" * 501])
+def test_a_secret_that_lets_all_in_or_nobody_is_refused(of, secret):
+    def keys(secret: str) -> str:
+        return STATIC + f'[[keys]]\nid = "k"\nsecret = "{secret}"\n'
+
+    assert "keys number 1: secret: it must have 1 to 500 bytes" in fault(of, keys(secret))
+    assert of(keys("x" * 500))
 
 
 def test_nothing_to_serve_is_exit_2():
@@ -125,8 +155,16 @@ def test_the_databases_url_comes_from_the_environment_and_other_settings_from_th
     found = of("[database]\npool_size = 9\n").database
     assert found is not None
     assert (found.url.get_secret_value(), found.pool_size) == ("postgresql://from-env", 9)
-    # A string in place of the table is a fault, not a crash.
-    assert "database: must be" in fault(of, 'database = "postgresql://x"\n')
+    # A string in place of the table is a fault, not a crash, and may hold a password.
+    for text in (
+        'database = "postgresql://u:hunter2@h/d"\n',
+        '[database]\nurl = "mysql://hunter2"\n',
+    ):
+        bare.delenv("LLMGW_DATABASE_URL", raising=False)
+        assert "hunter2" not in fault(of, text)
+    for url in ("", "mysql://h/d", "h:5432"):
+        bare.setenv("LLMGW_DATABASE_URL", url)
+        assert "database: url: it does not begin with postgresql://" in fault(of)
 
 
 @pytest.fixture
@@ -207,6 +245,7 @@ def test_an_access_log_that_could_not_be_written_is_refused_at_start(of, tmp_pat
         'by the user of llmgw-controller; or log to "stdout"'
     )
     assert "it is a folder: name a file in it" in told(tmp_path)
+    assert "cannot be written: File name too long" in told(tmp_path / ("x" * 300))
     place.parent.mkdir()
     text = STATIC + f'access_log = "{place}"\n'
     assert of(text).access_log == str(place)

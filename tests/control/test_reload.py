@@ -38,6 +38,11 @@ def test_sighup_reads_configuration_and_catalog_again(database, fleet, start, tm
     one.signal(signal.SIGHUP)
     (line,) = until(lambda: one.events("the configuration was not reloaded"), "told")
     assert "did you mean 'workers'?" in line["error"]
+    path.write_bytes(b"# f\xfcr uns\n")
+    one.signal(signal.SIGHUP)
+    told = "the configuration was not reloaded"
+    *_, line = until(lambda: len(now := one.events(told)) == 2 and now, "told of the letter")
+    assert "is no UTF-8" in line["error"]
     second.write_text("[[models]]\nnmae = 1\n")
     one.signal(signal.SIGHUP)
     # Twice when the signal before this one is carried out only now.

@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 
 from controller.endpoint import endpoint
 from controller.router.config import StaticEndpoint, Watching
-from controller.router.inquiry import Reply, Unanswered
+from controller.router.inquiry import Reply, Unanswered, look_up
 from controller.router.statics import Static, listed
+from controller.router.table import parse_endpoint
 from tests.router.wire import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -194,6 +195,11 @@ async def test_an_endpoint_by_name_is_followed_to_the_address_that_answers(
     asked = len(house.engines[0].records)
     await until(lambda: len(house.engines[0].records) > asked + 2)
     assert house.core.fleet.pools["e0"] is kept
+
+
+async def test_a_name_that_can_be_none_is_one_without_an_address() -> None:
+    with pytest.raises(Unanswered, match="has no address"):
+        await look_up(parse_endpoint("http://m\N{SNOWMAN}..test:80"))
 
 
 def test_one_miss_is_forgiven() -> None:
