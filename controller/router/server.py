@@ -6,7 +6,9 @@ Stopping: no new connections, requests in flight finish (bounded), usage is flus
 from __future__ import annotations
 
 import gc
+import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -304,6 +306,7 @@ async def _serve_stats(
     sock = trio.socket.socket(trio.socket.AF_UNIX)
     await sock.bind(path)
     Path(path).chmod(0o600)  # noqa: ASYNC240 (one system call, before anything runs)
+    made = Path(path).stat()  # noqa: ASYNC240
     sock.listen(16)
 
     async def tell(stream: trio.SocketStream) -> None:
@@ -319,5 +322,7 @@ async def _serve_stats(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, tell, [trio.SocketListener(sock)])
             task_status.started()
-    finally:
-        Path(path).unlink(missing_ok=True)  # noqa: ASYNC240 (the process is leaving)
+    finally:  # the process is leaving; who came after it may have put its own there
+        with suppress(FileNotFoundError):
+            if os.path.samestat(made, Path(path).stat()):  # noqa: ASYNC240
+                Path(path).unlink()  # noqa: ASYNC240

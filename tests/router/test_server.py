@@ -102,6 +102,28 @@ async def test_sigterm_drains_and_returns(nursery: trio.Nursery, engine: FakeEng
     wire.close()
 
 
+async def test_a_router_that_ends_leaves_the_stats_socket_of_the_next_one(
+    house: House, tmp_path: Path
+) -> None:
+    """As when a controller is killed and started again while its routers drain."""
+    path = tmp_path / "stats"
+    async with trio.open_nursery() as till_it_ended:
+        first = House(till_it_ended)
+        engine = first.engine(tokens=3, hold_after=1)
+        await first.start(stats_socket=str(path))
+        wire = await first.wire()
+        await wire.chat(stream=True)
+        await wire.until(b"tok0")
+        first.running.stop()
+        await house.start(stats_socket=str(path))
+        engine.release()
+    first.close()
+    async with await trio.open_unix_socket(path) as stream:
+        assert json.loads(b"".join([piece async for piece in stream]))["worker"] == 0
+    house.running.stop()
+    await until(lambda: not path.exists())
+
+
 async def test_the_stats_socket_tells_everything(house: House, tmp_path: Path) -> None:
     path = tmp_path / "stats"
     await house.start(stats_socket=str(path))
