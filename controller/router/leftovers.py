@@ -39,14 +39,15 @@ class Leftovers:
         self.damaged = 0  # records that were no rows any more
 
     async def settle(self) -> int:
-        """Write what there is; returns how many rows. Raises OSError, and what `write` raises."""
+        """Write what there is; returns how many rows. Raises what `write` raises, and OSError when
+        the folder cannot be read; a file that cannot keeps nobody from the others."""
         await trio.to_thread.run_sync(Segment.sweep, self._folder)
         paths = await trio.to_thread.run_sync(lambda: sorted(self._folder.glob(f"*{SUFFIX}")))
         written = 0
         for path in paths:
             try:
                 segment = await trio.to_thread.run_sync(Segment.take_over, path)
-            except NoSegment as error:
+            except (NoSegment, OSError) as error:  # another user's, for example
                 self._tell(path, str(error))
                 continue
             if segment is not None:

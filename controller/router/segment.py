@@ -85,8 +85,8 @@ class Segment:
                     if os.fstat(file.fileno()).st_size:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         path.unlink(missing_ok=True)
-            except (FileNotFoundError, BlockingIOError):
-                continue  # it was renamed, or is being made
+            except OSError:
+                continue  # it was renamed, is being made, or is another user's
 
     @classmethod
     def take_over(cls, path: Path) -> Self | None:

@@ -339,6 +339,18 @@ async def test_leftovers_are_written_once_and_removed(tmp_path: Path) -> None:
     alive.remove()
 
 
+async def test_a_file_that_cannot_be_opened_keeps_no_other_from_being_written(
+    tmp_path: Path,
+) -> None:
+    """As that of another user, whose files nobody else may read (root may read all)."""
+    (tmp_path / ".a.spool.new").mkdir()
+    (tmp_path / "a.spool").mkdir()
+    left(tmp_path / "b.spool", rows(5))
+    table = Table()
+    assert await Leftovers(tmp_path, OWNER.database, table.write).settle() == 5
+    assert {path.name for path in tmp_path.iterdir()} == {".a.spool.new", "a.spool"}
+
+
 async def test_leftovers_wait_for_the_database(tmp_path: Path) -> None:
     left(tmp_path / "a.spool", rows(5))
     table = Table()
