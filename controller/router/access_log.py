@@ -61,6 +61,7 @@ class Sink:
         self._path = None if where == STDOUT else where
         self._fd = sys.stdout.fileno() if where == STDOUT else -1
         self._failures = 0
+        self._unsure = True  # whether the file ends with a whole line
 
     def write(self, lines: list[bytes]) -> int:
         """Writes and returns how many lines were lost; failures are logged, not raised."""
@@ -68,14 +69,26 @@ class Sink:
         try:
             self._open()
             whole = stat.S_ISREG(os.fstat(self._fd).st_mode)
+            if whole and self._unsure:
+                self._end_line()
             for part in parts(lines, 2**20 if whole else select.PIPE_BUF):
-                _write_all(self._fd, b"".join(part))
-                written += len(part)
+                data = b"".join(part)
+                sent, error = _write_all(self._fd, data)
+                written += len(part) if error is None else data.count(b"\n", 0, sent)
+                if error is not None:
+                    raise error
         except OSError as error:
+            self._unsure = True
             self._failures += 1
             if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
                 log.warning("access log lines are lost", path=self._path, error=repr(error))
         return len(lines) - written
+
+    def _end_line(self) -> None:
+        """A disk that was full cut the last line: the next one must not be lost with it."""
+        if _last_byte(self._fd) != b"\n":
+            os.write(self._fd, b"\n")
+        self._unsure = False
 
     def _open(self) -> None:
         """Open the file, anew when it was moved away (rotated)."""
@@ -90,6 +103,7 @@ class Sink:
             os.close(self._fd)
             self._fd = -1
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+        self._unsure = True
 
 
 def parts(lines: list[bytes], most: int) -> list[list[bytes]]:
@@ -105,8 +119,23 @@ def parts(lines: list[bytes], most: int) -> list[list[bytes]]:
     return found
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.write(fd, view)
-        view = view[written:]
+def _last_byte(fd: int) -> bytes:
+    """Of a file that is open for writing only; that of a line's end when nobody may know."""
+    try:
+        with Path(f"/proc/self/fd/{fd}").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            return file.read(1) or b"\n"
+    except OSError:
+        return b"\n"
+
+
+def _write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
+    """How many bytes were written, and what kept the rest from it."""
+    sent = 0
+    try:
+        while sent < len(data):
+            sent += os.write(fd, memoryview(data)[sent:])
+    except OSError as error:
+        return sent, error
+    return sent, None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, lists
+from structlog.testing import capture_logs
 
 from controller.router.access_line import LINES, MOST_WORDS, Lines, _words, line
 from controller.router.access_log import Sink, parts
@@ -22,6 +25,7 @@ from tests.router.captures import REPOSITORY
 from tests.router.wire import until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.router.conftest import House
@@ -167,6 +171,35 @@ def test_what_cannot_be_written_is_counted_and_raises_nothing(tmp_path: Path) ->
     assert sink.write([b"a\n", b"b\n"]) == 2
     (tmp_path / "no-folder").mkdir()
     assert sink.write([b"c\n"]) == 0
+
+
+@contextmanager
+def full_at(size: int) -> Iterator[None]:
+    """No file of ours may be larger, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("left", [0, 6, 12, 20])
+def test_a_full_disk_costs_the_lines_that_are_counted_and_no_other(
+    tmp_path: Path, left: int
+) -> None:
+    path = tmp_path / "log"
+    first, other = Sink(str(path)), Sink(str(path))  # two workers'
+    batch = [b'{"n":%02d}\n' % number for number in range(20)]
+    assert (first.write(batch), other.write(batch[:1])) == (0, 0)
+    with capture_logs(), full_at(path.stat().st_size + left):
+        lost = first.write(batch) + other.write(batch)
+    assert lost == 40 - left // len(batch[0])
+    assert other.write(batch) + first.write(batch) == 0
+    found = path.read_bytes().split(b"\n")[:-1]
+    whole = [line for line in found if line + b"\n" in batch]
+    assert len(whole) == 101 - lost
+    assert len(found) - len(whole) == bool(left % len(batch[0]))  # what was cut is a line by itself
 
 
 def test_a_full_queue_drops_and_counts() -> None:
