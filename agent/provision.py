@@ -194,7 +194,7 @@ class Provision:
 
     async def _run(self, name: str, job: Mapping[str, Any]) -> Path:
         child = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "agent.provision_build"],
+            [sys.executable, "-P", "-m", "agent.provision_build"],
             stdin=PIPE,
             stdout=PIPE,
             env=self._env,

@@ -97,7 +97,7 @@ class Weights:
             "hf_token_file": self._hf_token_file and str(self._hf_token_file),
         }
         child = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "agent.fetch"],
+            [sys.executable, "-P", "-m", "agent.fetch"],
             stdin=PIPE,
             stdout=PIPE,
             env=self._env,

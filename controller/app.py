@@ -58,7 +58,7 @@ class Supervisor:
         self._env[LIFELINE] = str(self._lifeline)
         self._stopping = trio.Event()
         self._code = 0
-        base = [sys.executable, "-m", "controller", *arguments]
+        base = [sys.executable, "-P", "-m", "controller", *arguments]
         self._control = Child("control", [*base, "--role", "control"])
         self._routers = [
             Child(f"router {n}", [*base, "--role", "router", "--worker", str(n)])

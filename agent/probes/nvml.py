@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agent.probes.root import Root, ToolResult
 
-CHILD: Final = (sys.executable, "-m", "agent.probes.nvml_child")
+CHILD: Final = (sys.executable, "-P", "-m", "agent.probes.nvml_child")
 HOME: Final = Path(agent.__file__).resolve().parent.parent
 TIMEOUT_S: Final = 30.0
 RUN_TIMEOUT_S: Final = 10.0

@@ -23,7 +23,7 @@ from agent.probes.root import kill, stuck_processes
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-CHILD: Final = (sys.executable, "-m", "agent.probes.nvml_child", "--events")
+CHILD: Final = (sys.executable, "-P", "-m", "agent.probes.nvml_child", "--events")
 SILENCE_S: Final = 60.0
 """The child says that it lives every 5 s; opening many sleeping cards takes some before that."""
 RESTART_S: Final = 5.0

@@ -89,7 +89,7 @@ async def start(folder: Folder, name: str, arguments: list[str], env: dict[str, 
     with log.open("ab") as file:
         try:
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", *arguments],
+                [sys.executable, "-P", "-m", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

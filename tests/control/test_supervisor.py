@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -205,6 +206,17 @@ def test_log_lines_that_nobody_takes_cost_no_process(engine, how, tmp_path):
             one.signal(signal.SIGTERM)
         assert one.process.wait(PATIENCE_S) == 0
     os.close(descriptor)
+
+
+def test_children_load_nothing_of_the_folder_where_they_were_started(engine, tmp_path):
+    (tmp_path / "trio.py").write_text("raise SystemExit('a stranger')\n")
+    one = Controller(tmp_path, None, "--endpoint", f"a={engine.url}=m", role="all")
+    command = [sys.executable, "-P", *one.command[1:]]  # as the script llmgw-controller does
+    with subprocess.Popen(command, env=ENVIRONMENT, cwd=tmp_path) as one.process:
+        try:
+            until(lambda: serves(one), "the router serves")
+        finally:
+            one.signal(signal.SIGTERM)
 
 
 def test_workers_share_one_port_and_one_page(static):
