@@ -110,13 +110,7 @@ class Supervisor:
         pause = FIRST_PAUSE_S
         while not self._stopping.is_set():
             began = trio.current_time()
-            child.process = await trio.lowlevel.open_process(
-                child.arguments, env=self._env, stdin=subprocess.DEVNULL, pass_fds=[self._lifeline],
-                start_new_session=True,
-            )  # fmt: skip
-            if self._stopping.is_set():  # it came to be while the others were told to end
-                self._send(child, signal.SIGTERM)
-            code = await child.process.wait()
+            code = await self._live(child)
             if self._stopping.is_set():
                 break
             if code == UNUSABLE:
@@ -131,6 +125,19 @@ class Supervisor:
                 await self._stopping.wait()
             pause = min(2 * pause, LONGEST_PAUSE_S)
         child.ended.set()
+
+    async def _live(self, child: Child) -> int | str:
+        """Start it and wait for its end: its exit code, or why there was no process to be had."""
+        try:
+            child.process = await trio.lowlevel.open_process(
+                child.arguments, env=self._env, stdin=subprocess.DEVNULL, pass_fds=[self._lifeline],
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:  # of the machine, for now; the others go on
+            return str(error)
+        if self._stopping.is_set():  # it came to be while the others were told to end
+            self._send(child, signal.SIGTERM)
+        return await child.process.wait()
 
 
 def ask_for_port(host: str, port: int) -> None:

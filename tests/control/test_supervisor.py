@@ -30,6 +30,14 @@ from tests.fake_engine import FakeEngine
 pytestmark = pytest.mark.slow
 
 
+SUPERVISED = """
+import sys
+from controller.__main__ import main
+sys.executable = sys.argv.pop(1)
+main()
+"""
+
+
 @pytest.fixture
 def engine():
     with FakeEngine({"tokens": 4}) as running:
@@ -91,6 +99,25 @@ def test_a_killed_child_is_started_again_and_the_other_goes_on(static):
     one.ready()
     said = one.events("child ended; it is started again")
     assert [(line["child"], line["code"]) for line in said] == [("router 0", -9), ("control", -9)]
+
+
+def test_a_machine_that_has_no_process_to_give_costs_one_child_and_not_all(engine, tmp_path):
+    python, away = tmp_path / "python", tmp_path / "away"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o700)
+    one = Controller(tmp_path, None, "--endpoint", f"a={engine.url}=m", role="all")
+    one.command = [sys.executable, "-c", SUPERVISED, str(python), *one.command[3:]]
+    with one:
+        until(lambda: serves(one), "the router serves")
+        before = one.ready().children()
+        python.rename(away)
+        end(before["router 0"])
+        until(lambda: "No such file" in one.words(), "it is told that it cannot be started")
+        assert one.get("/healthz")[0] == 200
+        away.rename(python)
+        restarted(one, "router 0", before["router 0"])
+        until(lambda: serves(one), "requests are served again")
+        assert one.children()["control"] == before["control"]
 
 
 def test_children_of_a_killed_supervisor_end_by_themselves(static):
