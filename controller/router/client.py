@@ -114,7 +114,8 @@ class ClientConnection(Connection):
     def expired(self, now: float) -> None:
         if self._exchange is not None and self.out is None:
             return  # left over from before this request: an engine has its own deadlines
-        if self._exchange is None and self._reader.begun and not self._closing:
+        unfinished = self._exchange is None and self._reader.begun and not self._closing
+        if unfinished and self.out is None:  # else it does not read its answers
             self._refuse_fault(
                 invalid("request_timeout", "The request was not complete in time.", status=408)
             )
@@ -160,8 +161,11 @@ class ClientConnection(Connection):
             self._advance()
 
     def _rest(self) -> None:
-        """Nothing is being answered: read on, but not for ever."""
-        if self._hushed:
+        """Nothing is being answered: read on, but not for ever, and not from who sends request
+        after request and reads no answer."""
+        if (self._reader.ready or self._reader.fault is not None) and not self._closing:
+            self._hush()
+        elif self._hushed:
             self._hushed = False
             self.want(IN, on=True)
         if not self._closing:

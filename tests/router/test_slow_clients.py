@@ -102,6 +102,27 @@ async def test_one_that_sends_a_thousand_requests_at_once_holds_up_nobody(
     assert told.index("readyz") < 100
 
 
+@pytest.mark.parametrize("reads", [True, False])
+async def test_who_reads_no_answers_is_not_read_for_ever(house: House, *, reads: bool) -> None:
+    """Else each of its requests waits in memory. It is answered in order once it reads."""
+    await house.start()
+    wire = await house.wire()
+    request = b"GET /openapi.json HTTP/1.1\r\nhost: t\r\nx-padding: %b\r\n\r\n" % (b"x" * 8000)
+    most, sent = 10_000, 0  # 80 MB: several times what kernels take on a way that nobody reads
+    with trio.move_on_after(1.0) as stuck:
+        while sent < most:
+            await wire.send(request)
+            sent += 1
+            stuck.deadline = trio.current_time() + 1.0
+    assert sent < most
+    if reads:
+        for _ in range(sent):
+            assert (await wire.answer()).status == 200
+    else:
+        house.core.deadlines.sweep(time.monotonic() + Timeouts().client_write_s + 1)
+        assert not house.core.clients
+
+
 async def test_A32_100_mib_in_chunks_are_refused_at_the_limit(house: House) -> None:
     await house.start()
     wire = await house.wire()
