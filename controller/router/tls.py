@@ -71,21 +71,30 @@ class TlsClientConnection(ClientConnection):
         core.deadlines.set(self, monotonic() + core.config.timeouts.handshake_s)
 
     def received(self, data: bytes) -> None:
+        if self._lingering:
+            return
         self._incoming.write(data)
         try:
             if not self._shaken:
                 self._shake()
-            plain = self._tls.read(RECEIVE_BYTES)
-            while plain and self.fd >= 0:
-                super().received(plain)
-                plain = self._tls.read(RECEIVE_BYTES)
+            ended = self._read()
         except ssl.SSLWantReadError:
             self._send_encrypted()
         except ssl.SSLError as error:
             self._broken(error)
         else:
-            if self.fd >= 0:
-                self._end(None)  # its close_notify
+            if ended:
+                self._end(None)
+
+    def _read(self) -> bool:
+        """Whether the client's close_notify came. Nothing is read after ours: what comes then
+        would be an error, and that a reset, which destroys our answer."""
+        while self.fd >= 0 and not self._lingering:
+            plain = self._tls.read(RECEIVE_BYTES)
+            if not plain:
+                return True
+            super().received(plain)
+        return False
 
     def _put(self, data: bytes) -> None:
         if data and self.fd >= 0:
@@ -118,10 +127,13 @@ class TlsClientConnection(ClientConnection):
     def _broken(self, error: ssl.SSLError) -> None:
         self._core.stats.add("tls_failures" if self._shaken else "tls_handshake_failures")
         self._send_encrypted()  # the alert
+        self._shaken = False
         if error.reason == "HTTP_REQUEST":
             super()._put(_NO_TLS)
-        self._shaken = False
-        self._end(error)
+            self._lingering = True  # its body may still be coming
+            self._shut()
+        else:
+            self._end(error)
 
     def _send_encrypted(self) -> None:
         if self._outgoing.pending:

@@ -15,11 +15,11 @@ import httpx
 import pytest
 import trio
 
-from controller.router.config import Timeouts
+from controller.router.config import Limits, Timeouts
 from controller.router.plain import SHORT_BYTES
 from controller.router.tls import server_context
 from tests.certificates import certificate
-from tests.router.wire import PATIENCE_S, Wire, until
+from tests.router.wire import PATIENCE_S, Wire, chunk_of, post_bytes, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,18 +157,37 @@ async def test_H14_a_cut_answer_is_an_abort_and_no_orderly_end(
         await wire.answer()
 
 
+async def test_A32_the_answer_to_a_refused_body_arrives(
+    house: House, pair: dict[str, Path]
+) -> None:
+    """What is still sent meanwhile, and the client's own end, are no failures of TLS."""
+    await house.start(**pair, limits=Limits(body_bytes=MIB))
+    wire = await encrypted(house, pair)
+    head = f"POST {PATH} HTTP/1.1\r\nhost: t\r\nauthorization: Bearer sk-test\r\n"
+    await wire.send(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+    for _ in range(8):
+        await wire.send(chunk_of(b"x" * MIB))
+    answer = await wire.answer()
+    assert (answer.status, answer.code) == (413, "request_too_large")
+    await wire.stream.aclose()
+    await until(lambda: not house.core.clients)
+    assert house.core.stats.counts == {"accepted": 1}
+
+
 async def test_plain_http_is_told_and_closed(house: House, pair: dict[str, Path]) -> None:
     await house.start(**pair)
-    wire = await house.wire()
-    await wire.send(b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n")
-    answer = await wire.answer()
-    assert (answer.status, answer.code) == (400, "tls_required")
-    assert await wire.closed()
+    for request in (b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n", post_bytes(PATH, b"x" * MIB)):
+        wire = await house.wire()
+        await wire.send(request)
+        answer = await wire.answer()
+        assert (answer.status, answer.code) == (400, "tls_required")
+        assert await wire.closed()
+        wire.close()
     rubbish = await house.wire()
     await rubbish.send(b"\xff" * 100)
     await rubbish.more()  # an alert
     assert await rubbish.closed()
-    assert house.core.stats.counts["tls_handshake_failures"] == 2
+    assert house.core.stats.counts["tls_handshake_failures"] == 3
     await until(lambda: not house.core.clients)
 
 
