@@ -104,6 +104,7 @@ class ClientConnection(Connection):
         if self.out and (self._endless or (exchange is not None and _may_end_by_close(exchange))):
             self._reset_on_close()
         super().close()
+        self._reader.close()
 
     def bytes_wait(self) -> None:
         """The client is slower than its answer: from now on it has a deadline too."""

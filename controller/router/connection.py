@@ -10,7 +10,6 @@ import socket
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from controller.router.deadlines import NEVER
 from controller.router.reactor import GONE, IN, OUT, RDHUP, Handler
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class Connection(Handler):
         if self._mask:
             self.reactor.unregister(self.fd)
         self.fd = -1
-        self.due = NEVER  # else its slot would keep it for as long as an engine may take
+        self.forget()  # else its slot would keep it for as long as an engine may take
         self.given = max(0, self.given - self.pending - len(self._held))  # nobody gets these
         self.out = None
         self._held = b""

@@ -1,7 +1,8 @@
 """Deadlines of every connection, swept ten times a second: no timer object per request.
 
-A thing with a deadline sits in at most one live slot. Moving its deadline later is one attribute
-assignment (the slot finds out when it fires), so the hot path pays nothing per byte.
+A thing with a deadline sits in at most one slot. Moving its deadline later is one attribute
+assignment (the slot finds out when it fires), so the hot path pays nothing per byte. What has none
+any more is let go of at once: with it goes all that it holds, up to a body of 32 MiB.
 """
 
 from __future__ import annotations
@@ -16,15 +17,27 @@ NEVER: Final = math.inf
 class Timed(ABC):
     """Something that has one deadline, `due`, in seconds of the monotonic clock."""
 
-    __slots__ = ("due", "slot")
+    __slots__ = ("due", "place", "slot")
 
     def __init__(self) -> None:
         self.due: float = NEVER
         self.slot: float = NEVER
+        self.place: Place | None = None
 
     @abstractmethod
     def expired(self, now: float) -> None:
         """Called once when `due` has passed; `due` is NEVER by then."""
+
+    def forget(self) -> None:
+        """It has no deadline any more, and its slot lets go of it."""
+        self.due = self.slot = NEVER
+        place, self.place = self.place, None
+        if place is not None:
+            place.clear()
+
+
+Place = list[Timed]
+"""In a slot: one thing, or none that still has a deadline there."""
 
 
 class Deadlines:
@@ -32,14 +45,14 @@ class Deadlines:
 
     def __init__(self, step: float = 0.1) -> None:
         self.step = step
-        self._slots: dict[int, list[Timed]] = {}
+        self._slots: dict[int, list[Place]] = {}
         self._swept: int | None = None
 
     def __len__(self) -> int:
-        return sum(len(things) for things in self._slots.values())
+        return sum(len(place) for places in self._slots.values() for place in places)
 
     def set(self, thing: Timed, due: float) -> None:
-        """Give `thing` the deadline `due`; NEVER takes it away."""
+        """Give `thing` the deadline `due`."""
         thing.due = due
         if due < thing.slot:
             self._file(thing, due)
@@ -48,8 +61,11 @@ class Deadlines:
         slot = math.ceil(due / self.step)
         if self._swept is not None and slot <= self._swept:
             slot = self._swept + 1
+        if thing.place is not None:
+            thing.place.clear()
+        thing.place = [thing]
         thing.slot = slot * self.step
-        self._slots.setdefault(slot, []).append(thing)
+        self._slots.setdefault(slot, []).append(thing.place)
 
     def sweep(self, now: float) -> int:
         """Fire what is due at `now`; returns how many fired."""
@@ -63,22 +79,23 @@ class Deadlines:
 
     def _fire(self, slot: int, now: float) -> int:
         fired = 0
-        things = self._slots.pop(slot)
-        while things:
-            thing = things.pop()
-            if thing.slot != slot * self.step:
-                continue  # it moved to an earlier slot, which has dealt with it
-            thing.slot = NEVER
+        places = self._slots.pop(slot)
+        while places:
+            place = places.pop()
+            if not place:
+                continue  # it moved to an earlier slot, or has no deadline any more
+            thing = place[0]
+            thing.slot, thing.place = NEVER, None
             if thing.due <= now:
                 thing.due = NEVER
                 fired += 1
                 try:
                     thing.expired(now)
                 except Exception:
-                    self._slots[slot + 1] = self._slots.get(slot + 1, []) + things
-                    for other in things:  # one bug must not take the others' deadlines away
-                        if other.slot == slot * self.step:
-                            other.slot = (slot + 1) * self.step
+                    self._slots[slot + 1] = self._slots.get(slot + 1, []) + places
+                    for other in places:  # one bug must not take the others' deadlines away
+                        for waiting in other:
+                            waiting.slot = (slot + 1) * self.step
                     self._swept = slot
                     raise
             elif thing.due != NEVER:

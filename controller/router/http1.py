@@ -34,6 +34,8 @@ _USUAL_VERSION: Final = b" HTTP/1.1\r\n"
 as long as all else that is asked of it."""
 _UPGRADE_HEADERS: Final = frozenset((b"upgrade", b"http2-settings", b"connection"))
 
+_NO_PARSER: Final = httptools.HttpRequestParser(object())  # of whom nothing is read any more
+
 Headers = list[tuple[bytes, bytes]]  # names in lower case
 
 
@@ -102,7 +104,7 @@ class RequestReader:
         return self.begun or bool(self.ready) or self.fault is not None
 
     def unfinished(self) -> Request:
-        """What is known of a request that is refused as far as it is here."""
+        """What is known of a request that is refused as far as it is here. Its body is let go."""
         request = self.current
         if request is None:
             request = self._request
@@ -110,7 +112,13 @@ class RequestReader:
                 if name in _TOLD_FIRST:
                     NOTED[name](request, value)
         request.came = self._body_bytes
+        self._pieces = []
         return request
+
+    def close(self) -> None:
+        """Nothing is read any more. A parser knows its reader: that would keep both, and what of
+        a body had come, until the next collection, which may be hours away."""
+        self._parser = _NO_PARSER
 
     def feed(self, data: bytes) -> None:
         rest: bytes | None = data

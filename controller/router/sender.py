@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from controller.router.body import rewritten, too_deep
 from controller.router.clock import monotonic
-from controller.router.deadlines import NEVER, Timed
+from controller.router.deadlines import Timed
 from controller.router.errors import UPSTREAM_FAILED
 from controller.router.forward import request_bytes
 from controller.router.relay import ERROR_EVENT
@@ -78,7 +78,7 @@ class Sender(Timed):
 
     def cancel(self) -> None:
         """Stop the attempt that runs, whose engine learns it at once."""
-        self.due = NEVER
+        self.forget()
         up, self.up = self.up, None
         if up is not None:
             up.cancel()

@@ -14,7 +14,7 @@ from controller.router import fallbacks, refusals
 from controller.router.allowance import Kind
 from controller.router.bounds import Bounds
 from controller.router.clock import monotonic
-from controller.router.deadlines import NEVER, Timed
+from controller.router.deadlines import Timed
 from controller.router.reservation import (
     FREE_ROUTES,
     UNPRICED,
@@ -163,7 +163,7 @@ class Tenancy:
         reservation.unwant()
         parked = self._parked.pop(exchange, None)
         if parked is not None:
-            parked.due = NEVER
+            parked.forget()
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class Waiters(ABC):
         attempts.waits = None
         attempts.admitted = self._word
         attempts.queued_s += monotonic() - attempts.waits_since
-        self._core.deadlines.set(attempts, math.inf)
+        attempts.forget()
 
     def rest(self, attempts: Attempts, now: float) -> None:
         """Wait until the deadline; a stream tells its client from time to time that it does."""

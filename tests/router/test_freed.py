@@ -8,16 +8,22 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from controller.router.config import Limits, Retries, Timeouts
+import pytest
+
+from controller.router.config import Limits, Retries, StaticEndpoint
 from controller.router.dialect import CHAT
 from controller.router.plain import PlainRelay
 from controller.router.relay import Head, Wish
 from tests.router.conftest import NEVER_OPEN
-from tests.router.wire import ShortAnswer, post_bytes, until
+from tests.router.wire import ShortAnswer, chunk_of, post_bytes, until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.router.conftest import House
 
+MIB = 1024 * 1024
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nauthorization: Bearer sk-test\r\n"
 KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"model": "short"},
@@ -64,8 +70,9 @@ async def _everything(house: House) -> None:
     await until(lambda: house.idle() and not house.core.clients)
 
 
-def _alive() -> Counter[str]:
-    gc.collect()
+def _alive(*, collect: bool = True) -> Counter[str]:
+    if collect:
+        gc.collect()
     names = (str(type(thing)) for thing in gc.get_objects())
     return Counter(name for name in names if "controller.router." in name or "httptools" in name)
 
@@ -83,14 +90,57 @@ async def test_nothing_is_left_of_requests(house: House) -> None:
     assert not left[2] - left[0]
 
 
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """In a quiet router no collection may come for hours."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 async def test_a_closed_connection_waits_for_no_deadline(house: House) -> None:
-    """Its slot has it for a second, not for the ten minutes that an engine may take."""
-    times = Timeouts(connect_s=1.0, client_idle_s=1.0, client_read_s=1.0)
+    """Its own are a minute away, its engine's ten."""
     house.engine(hold=True)
-    await house.start(timeouts=times)
+    await house.start()
     wire = await house.wire()
     await wire.chat()
     await until(lambda: house.engines[0].held() == 1)
     wire.close()
     await until(house.idle)
     await until(lambda: not len(house.core.deadlines))
+
+
+async def test_nothing_stays_of_a_body_that_is_not_read_to_its_end(
+    house: House, uncollected: None
+) -> None:
+    await house.start(limits=Limits(body_bytes=2 * MIB))
+    before = _alive()
+    wire = await house.wire()
+    await wire.send(HEAD + b"content-length: %d\r\n\r\n" % (2 * MIB) + b"x" * MIB)
+    wire.reset()
+    await until(lambda: house.core.stats.counts.get("accepted") and not house.core.clients)
+    assert not _alive(collect=False) - before
+    wire = await house.wire()
+    await wire.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk_of(b"x" * 3 * MIB))
+    assert (await wire.answer()).status == 413
+    lists = [thing for thing in gc.get_objects() if type(thing) is list]
+    assert sum(len(x) for each in lists for x in each if type(x) is bytes) < MIB
+
+
+async def test_nothing_stays_of_a_request_that_waited(house: House, uncollected: None) -> None:
+    """It would have stayed, body and all, for as long as it might have waited."""
+    engine = house.engine(hold=True)
+    await house.start(endpoints=(StaticEndpoint("e0", engine.url, ("m",), depth=1),))
+    wires = [await house.wire() for _ in range(3)]
+    left = []
+    for _ in range(2):
+        for number, wire in enumerate(wires):
+            await wire.chat()
+            await until(lambda number=number: house.core.exchanges == number + 1)
+        for wire in wires:
+            await until(lambda: engine.held() == 1)
+            engine.release()
+            assert (await wire.answer()).status == 200
+        house.core.usage.undated.clear()
+        left.append(_alive(collect=False))
+    assert not left[1] - left[0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controller.router.body import Asked, read, rewritten
 from controller.router.config import StaticEndpoint
-from controller.router.deadlines import NEVER, Deadlines, Timed
+from controller.router.deadlines import Deadlines, Timed
 from controller.router.errors import ApiError
 from controller.router.routes import find
 from controller.router.row_ids import MADE_AT_ONCE, RowIds
@@ -70,7 +70,8 @@ def test_deadlines_ring_once_after_their_last_time(
 def test_a_deadline_taken_away_never_rings() -> None:
     deadlines, bell = Deadlines(), Bell()
     deadlines.set(bell, 1.0)
-    deadlines.set(bell, NEVER)
+    bell.forget()
+    assert len(deadlines) == 0
     assert deadlines.sweep(5.0) == 0
     assert bell.rang == []
 
