@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.router.config import Limits
-from controller.router.http1 import RequestReader
+from controller.router.http1 import Request, RequestReader
 from controller.router.sse import Scanner
 from tests.router.wire import chat_body, post_bytes, until
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from tests.router.conftest import House
 
 PATH = "/v1/chat/completions"
+TOLD = [name for name in dir(Request()) if name[0] != "_"]
+WHOLE = b"POST /v1/x HTTP/1.1\r\nhost: t\r\ncontent-length: 5\r\n\r\nhello"
 OF_REQUESTS = [
     b"GET / HTTP/1.1\r\n", b"POST /v1/x HTTP/1.1\r\n", b"POST /v1/x HTTP/1.0\r\n", b"host: t\r\n",
     b"content-length: 5\r\n", b"content-length: 0\r\n", b"transfer-encoding: chunked\r\n",
     b"connection: close\r\n", b"connection: upgrade\r\nupgrade: h2c\r\n", b"5;x=y\r\n",
     b"expect: 100-continue\r\n", b"authorization: Bearer k\r\n", b"\r\n", b"hello",
-    b"5\r\nhello\r\n", b"0\r\n\r\n",
+    b"5\r\nhello\r\n", b"0\r\n\r\n", WHOLE, WHOLE[:-7], b"GET / HTTP/1.1\r\nhost: t\r\n\r\n",
     b"\n", b"\r", b" ", b":", b"\0", b"\xff", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"x-a: b\r\n",
 ]  # fmt: skip
 OF_STREAMS = [
@@ -50,7 +52,7 @@ def cut(data: bytes, draw: Any) -> list[bytes]:
 
 def seen(reader: RequestReader) -> Any:
     def told(request: Any) -> Any:
-        return {name: getattr(request, name) for name in request.__slots__}
+        return {name: getattr(request, name) for name in TOLD}
 
     current = reader.current and told(reader.current)
     return [told(request) for request in reader.ready], current, reader.fault, reader.busy
