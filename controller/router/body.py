@@ -28,6 +28,8 @@ MOST_MARKS: Final = 1_000_000
 a second of every client's time and 1 GB. Twenty megabytes of plain text have fewer."""
 _READ: Final = re.compile(rb'"(?:model|stream)"')
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
+_OPTIONS: Final = b'"stream_options"'
+_FLAT_OPTIONS: Final = re.compile(rb'"stream_options"\s*:\s*(null|\{(?:[^{}"\\]|"[^"\\]*")*\})')
 _TOO_MANY: Final = f"The request body has more than {MOST_MARKS} commas and brackets: send several."
 _WANTED: Final = frozenset((b"model", b"stream"))
 _BACKSLASH: Final = ord("\\")
@@ -135,16 +137,25 @@ def _spliced(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes | N
         body = rename(asked.raw, orjson.dumps(upstream_model))
     if body is None or not ask_usage:
         return body
-    end = None if "stream_options" in asked.document else body.rindex(b"}")
-    return None if end is None else body[:end] + _ASK_USAGE + body[end:]
+    if "stream_options" not in asked.document:
+        end = body.rindex(b"}")
+        return body[:end] + _ASK_USAGE + body[end:]
+    found = _FLAT_OPTIONS.search(body)
+    if found is None or body.find(_OPTIONS) != body.rfind(_OPTIONS) or b"\\u005" in body:
+        return None
+    return body[: found.start(1)] + orjson.dumps(_with_usage(asked)) + body[found.end(1) :]
+
+
+def _with_usage(asked: Asked) -> dict[str, Any]:
+    """The options of its stream, and that usage is wanted."""
+    return {**(asked.document.get("stream_options") or {}), "include_usage": True}
 
 
 def _written_again(asked: Asked, upstream_model: str, *, ask_usage: bool) -> bytes | None:
     document = dict(asked.document)
     document["model"] = upstream_model
     if ask_usage:
-        options = document.get("stream_options") or {}
-        document["stream_options"] = {**options, "include_usage": True}
+        document["stream_options"] = _with_usage(asked)
     return _dumped(document)
 
 

@@ -94,6 +94,27 @@ def test_what_is_not_swapped_keeps_its_bytes(upstream: str, ask_usage: bool) -> 
     assert NUMBERS.encode() in sent
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [("null", True), ("{ }", True), ('{"x": "}", "include_usage" : false}', True),
+     ('{"x": {}}', False), ('{"x": "\\""}', False), ('{}, "y": {"stream_options": {}}', False),
+     ('{}, "stream_options": null', False), ('{}, "y": "\\u005f"', False)],
+)  # fmt: skip
+def test_usage_is_asked_for_among_the_options_that_are_there(options: str, kept: bool) -> None:
+    """Around them nothing changes, where it is plain which they are."""
+    raw = "{" + NUMBERS + ', "stream_options" : ' + options + ', "stream": true, "model": "m" }\n'
+    asked = read(raw.encode(), asks_usage=True)
+    assert isinstance(asked, Asked)
+    sent = rewritten(asked, "m", ask_usage=True)
+    assert sent is not None
+    told, meant = json.loads(sent), json.loads(raw)
+    usage = {**(meant["stream_options"] or {}), "include_usage": True}
+    same = {"seed", "stream_options"}
+    assert told["stream_options"] == usage
+    assert {k: told[k] for k in told.keys() - same} == {k: meant[k] for k in meant.keys() - same}
+    assert (NUMBERS.encode() in sent) == kept
+
+
 async def test_an_alias_leaves_the_arguments_of_tools_alone(house: House) -> None:
     """Anthropic's answers have their content before the model (case A28's counterpart)."""
     use = {"type": "tool_use", "input": {"model": "haiku"}}
