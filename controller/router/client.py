@@ -15,7 +15,7 @@ from controller.router.errors import ApiError, invalid
 from controller.router.exchange import Exchange
 from controller.router.http1 import CONTINUE, RequestReader, answer
 from controller.router.reactor import IN, RDHUP
-from controller.router.routes import dialect_of
+from controller.router.routes import Kind, dialect_of
 
 if TYPE_CHECKING:
     import socket
@@ -184,9 +184,14 @@ class ClientConnection(Connection):
         admitted = admit(self._core.keys, request, self.address, self.shown)
         if isinstance(admitted, bytes):
             self._core.ask_key(admitted, partial(self._identified, request))
-        elif admitted[2] is not None:
-            self._refuse_fault(admitted[2])
-        elif request.expects:
+            return
+        route, _, unfit = admitted
+        if unfit is not None:
+            self._refuse_fault(unfit)
+            return
+        if route is not None and route.kind is not Kind.INFER:
+            self._reader.pass_over()
+        if request.expects:
             self.send(CONTINUE)
 
     def _identified(self, request: Request, error: ApiError | None) -> None:

@@ -94,6 +94,7 @@ class RequestReader:
         self._request = Request()
         self._pieces: list[bytes] = []
         self._body_bytes = 0
+        self._wanted = True  # the body of this request
         self._raw_bytes = 0  # of this request, head and body
         self._upgrade = False
         self._first = b""  # what is being parsed, if a request begins it
@@ -119,6 +120,11 @@ class RequestReader:
         """Nothing is read any more. A parser knows its reader: that would keep both, and what of
         a body had come, until the next collection, which may be hours away."""
         self._parser = _NO_PARSER
+
+    def pass_over(self) -> None:
+        """What comes of the body of `current` is not kept: its path wants none."""
+        self._wanted = False
+        self._pieces = []
 
     def feed(self, data: bytes) -> None:
         rest: bytes | None = data
@@ -184,13 +190,17 @@ class RequestReader:
         self._body_bytes += len(piece)
         if self._body_bytes > self._limits.body_bytes:
             self._refuse(too_large(self._limits.body_bytes))
-        self._pieces.append(piece)
+        if self._wanted:
+            self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
         if self._upgrade:
             return  # the body follows after all, see _without_upgrade
         request = self._request
         request.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        if not self._wanted:
+            self._wanted = True
+            request.came = self._body_bytes
         request.keep_alive = self._parser.should_keep_alive()
         request.complete = True
         self.ready.append(request)

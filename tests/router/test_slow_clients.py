@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -148,6 +149,24 @@ async def test_A32_100_mib_in_chunks_are_refused_at_the_limit(house: House) -> N
     assert not house.engines[0].records
     wire.close()
     await until(lambda: not house.core.clients)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/openapi.json", "/v1/models"])
+async def test_a_body_that_nobody_wants_is_not_kept(house: House, path: str) -> None:
+    """Most of these paths need no key: anybody could fill the memory."""
+    await house.start()
+    wire = await house.wire()
+    head = HEAD.replace(b"POST", b"GET").replace(PATH.encode(), path.encode())
+    await wire.send(head + b"content-length: %d\r\n\r\n" % (9 * MIB))
+    for _ in range(8):
+        await wire.send(b"x" * MIB)
+    lists = [thing for thing in gc.get_objects() if type(thing) is list]
+    assert sum(len(x) for each in lists for x in each if type(x) is bytes) < MIB
+    await wire.send(b"x" * MIB)
+    assert (await wire.answer()).status == 200
+    await wire.chat()
+    assert (await wire.answer()).status == 200
+    assert json.loads(house.engines[0].chats()[0].body) == chat_body()
 
 
 async def test_A32_a_length_of_1_gib_is_refused_before_a_byte_of_it(house: House) -> None:
