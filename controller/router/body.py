@@ -27,6 +27,7 @@ MOST_MARKS: Final = 1_000_000
 """A longer document may have so many commas and opening brackets: 32 MiB of nothing but `[],` took
 a second of every client's time and 1 GB. Twenty megabytes of plain text have fewer."""
 _READ: Final = re.compile(rb'"(?:model|stream)"')
+_LETTER: Final = re.compile(rb"\\u00(?:6[1-9A-Fa-f]|7[0-9Aa])")
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
 _OPTIONS: Final = b'"stream_options"'
 _FLAT_OPTIONS: Final = re.compile(rb'"stream_options"\s*:\s*(null|\{(?:[^{}"\\]|"[^"\\]*")*\})')
@@ -180,8 +181,9 @@ def _suspect(raw: bytes, *, names_stream: bool) -> bool:
 
 
 def _escapes(raw: bytes) -> bool:
-    """Letters as `\\u0061`: no encoder makes them, but a key could be spelled so."""
-    return b"\\u006" in raw or b"\\u007" in raw
+    """Letters as `\\u0061`: no encoder makes them, but a key could be spelled so. (That of .NET
+    makes `\\u0060` of each backtick, and prompts are full of those.)"""
+    return (b"\\u006" in raw or b"\\u007" in raw) and _LETTER.search(raw) is not None
 
 
 def _unambiguous(raw: bytes, document: dict[str, Any]) -> bytes | None:

@@ -211,9 +211,12 @@ async def test_a_body_of_too_many_values_is_not_parsed(house: House, value: byte
     assert (await post(house, "/v1/chat/completions", fewer)).status == 200
 
 
-async def test_a_deep_body_passes_where_nothing_of_it_must_change(house: House) -> None:
+@pytest.mark.parametrize("words", [b"", b"\\u0060\\u007F\\u007b"])  # as .NET spells them
+async def test_a_deep_body_passes_where_nothing_of_it_must_change(
+    house: House, words: bytes
+) -> None:
     await house.start()
-    body = b'{"model":"m","a":' + DEEPER
+    body = b'{"model":"m","b":"' + words + b'","a":' + DEEPER
     assert (await post(house, "/v1/chat/completions", body)).status == 200
     assert house.engines[0].records[0].body == body
 
