@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from controller.router.config import Limits
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+MOST_FRAMING: Final = 256 * 1024
+"""Bytes of a request in a row that are nothing of its body. The parser joins each trailer anew
+for every piece of it: 32 MiB in one would take 5 s of CPU."""
 LAST_CHUNK: Final = b"0\r\n\r\n"
 _STATUS_LINES: Final = {
     s.value: b"HTTP/1.1 %d %b" % (s.value, s.phrase.encode()) for s in HTTPStatus
@@ -96,6 +99,7 @@ class RequestReader:
         self._body_bytes = 0
         self._wanted = True  # the body of this request
         self._raw_bytes = 0  # of this request, head and body
+        self._body_at = self._body_then = 0  # of these, where the body went on, and how far it was
         self._upgrade = False
         self._first = b""  # what is being parsed, if a request begins it
 
@@ -208,7 +212,7 @@ class RequestReader:
         self._first = b""
         self._pieces = []
         self.current = None
-        self._body_bytes = self._raw_bytes = 0
+        self._body_bytes = self._raw_bytes = self._body_at = self._body_then = 0
         self.begun = False
 
     # -- faults ----------------------------------------------------------------------------------
@@ -241,6 +245,10 @@ class RequestReader:
                 self.fault = _headers_too_large()
         elif self._raw_bytes - self._body_bytes > self._limits.body_bytes:
             self.fault = too_large(self._limits.body_bytes, "framing of the request body")
+        elif self._body_bytes > self._body_then:
+            self._body_at, self._body_then = self._raw_bytes, self._body_bytes
+        elif self._raw_bytes - self._body_at > MOST_FRAMING:
+            self.fault = too_large(MOST_FRAMING, "trailer or chunk extension")
 
     def _without_upgrade(self, rest: bytes) -> bytes | None:
         """Java's HTTP client offers `Upgrade: h2c` on every request: answer in HTTP/1.1.
