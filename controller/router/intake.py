@@ -156,6 +156,8 @@ class Intake(ABC):
             return
         if route.path:
             aim(route, self.request)
+        if route.whole:
+            asked.stream = False
         self.asked = asked
         model = core.fleet.names.get(asked.model)
         if model is None or not self.key.allows(model):

@@ -44,23 +44,24 @@ class Route:
     vectors: bool = False  # answers are embeddings, as numbers or base64
     reads: bool = False  # its prompt is text, so that its tokens can be estimated
     writes: bool = False  # its answer is text
+    whole: bool = False  # what comes is no event stream, though a request says `stream`
     stores: bool = False  # engines keep its answers, and later requests go on from them
     path: bytes = b""  # what engines call it, when that is not what the client called
 
 
-_RERANK: Final = Route("rerank", reads=True)
-_SCORE: Final = Route("score", reads=True)
-_TOKENIZE: Final = Route("tokenize", path=b"/tokenize")  # no engine has it under /v1
-_DETOKENIZE: Final = Route("detokenize", path=b"/detokenize")
+_RERANK: Final = Route("rerank", reads=True, whole=True)
+_SCORE: Final = Route("score", reads=True, whole=True)
+_TOKENIZE: Final = Route("tokenize", whole=True, path=b"/tokenize")  # no engine has it under /v1
+_DETOKENIZE: Final = Route("detokenize", whole=True, path=b"/detokenize")
 _ROUTES: Final = {
     b"/v1/chat/completions": Route("chat.completions", asks_usage=True, reads=True, writes=True),
     b"/v1/completions": Route(
         "completions", dialect=TEXT, asks_usage=True, reads=True, writes=True
     ),
-    b"/v1/embeddings": Route("embeddings", vectors=True, reads=True),
+    b"/v1/embeddings": Route("embeddings", vectors=True, reads=True, whole=True),
     b"/v1/responses": Route("responses", dialect=RESPONSES, reads=True, writes=True, stores=True),
     b"/v1/messages": Route("messages", dialect=MESSAGES, reads=True, writes=True),
-    b"/v1/messages/count_tokens": Route("messages.count_tokens", dialect=MESSAGES),
+    b"/v1/messages/count_tokens": Route("messages.count_tokens", dialect=MESSAGES, whole=True),
     b"/v1/rerank": _RERANK,
     b"/v2/rerank": _RERANK,
     b"/rerank": _RERANK,
@@ -68,7 +69,7 @@ _ROUTES: Final = {
     b"/score": _SCORE,
     b"/v1/audio/transcriptions": Route("audio.transcriptions", form=True),
     b"/v1/audio/translations": Route("audio.translations", form=True),
-    b"/v1/audio/speech": Route("audio.speech"),
+    b"/v1/audio/speech": Route("audio.speech", whole=True),
     b"/v1/images/generations": Route("images.generations"),
     b"/tokenize": _TOKENIZE,
     b"/v1/tokenize": _TOKENIZE,

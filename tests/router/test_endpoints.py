@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from controller.router.body import MOST_MARKS
-from controller.router.config import Limits, StaticEndpoint
+from controller.router.config import Limits, StaticEndpoint, Timeouts
 from controller.router.errors import ApiError
 from controller.router.routes import find
-from tests.router.wire import Answer, chat_body
+from tests.router.wire import Answer, chat_body, until
 
 if TYPE_CHECKING:
     from tests.router.conftest import House
@@ -54,6 +55,29 @@ async def test_tokenize_under_v1_is_asked_where_engines_have_it(house: House) ->
         assert (await post(house, path, {"model": "m", "prompt": "x"})).status == 200
     paths = [record.path for record in house.engines[0].records]
     assert paths == ["/tokenize?a=1", "/detokenize"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/messages/count_tokens", "/tokenize",
+             "/detokenize", "/v1/audio/speech"],
+)  # fmt: skip
+async def test_stream_is_no_word_where_no_events_come(house: House, path: str) -> None:
+    """While it waits it gets no head of ours, which would be the wrong one: its answer would be
+    told as an error, and count against its replica."""
+    engine = house.engine(hold=True, plain=True)
+    at = StaticEndpoint("e0", engine.url, ("m",), depth=1)
+    await house.start(endpoints=(at,), timeouts=Timeouts(comment_s=0.05))
+    first, waits = await house.wire(), await house.wire()
+    await first.chat()
+    await until(lambda: engine.held() == 1)
+    await waits.post(path, {"model": "m", "stream": True})
+    await until(lambda: house.core.admission.count == 1)
+    house.core.deadlines.sweep(time.monotonic() + 1)
+    engine.release(2)
+    for wire in (first, waits):
+        answer = await wire.answer()
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert [row["status"] for row in house.rows] == ["ok", "ok"]
 
 
 async def test_binary_answers_pass_untouched(house: House) -> None:
