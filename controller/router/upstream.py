@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _NOT_HTTP: Final = httptools.HttpParserError, httptools.HttpParserUpgrade  # a 101 is the latter
+_NO_CODING: Final = frozenset((b"identity", b"none"))
+"""Said of answers as they are, mostly of event streams, so that no proxy compresses them."""
 MOST_FRAMING: Final = 256 * 1024
 """Bytes of an answer in a row that are nothing of its body: heads, trailers, names of chunks. An
 engine that sends them for ever would fill the memory before any timeout."""
@@ -320,7 +322,9 @@ class UpstreamConnection(Connection):
             elif name == b"content-type":
                 kind = value
             elif name == b"content-encoding":
-                coding = value
+                coding = value.strip().lower()
+        if coding in _NO_CODING:
+            coding = b""
         if status in (204, 304):
             self._length, framed = 0, True
         if status >= 400:

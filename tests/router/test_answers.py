@@ -105,6 +105,23 @@ async def test_A16_a_compressed_stream_is_read_and_sent_plain(house: House, mode
     assert (row["status"], row["prompt_tokens"], row["completion_tokens"]) == ("ok", 7, 3)
 
 
+@pytest.mark.parametrize("coding", ["identity", "none ", "Identity", "GZIP "])
+async def test_A16_a_stream_that_says_how_it_is_not_compressed_is_a_stream(
+    house: House, coding: str
+) -> None:
+    """Servers say so to keep proxies from compressing what must not wait. Words have no case."""
+    squeezed = coding == "GZIP "
+    raw = gzip.compress(stream_text()) if squeezed else stream_text()
+    house.engine(raw=raw, headers=f"content-encoding: {coding}\r\n")
+    await house.start()
+    answer = await house.ask(stream=True, model="short")
+    assert answer.headers.get("content-encoding") == (None if squeezed else coding)
+    kept = stream_text("short").split(b"\n\n")
+    assert answer.body == b"\n\n".join([*kept[:2], *kept[3:]])
+    row = await house.row()
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 3)
+
+
 async def test_A16_real_clients_read_compressed_answers(house: House) -> None:
     engine = house.engine(raw=PLAIN, gzip=True)
     await house.start()
