@@ -66,8 +66,8 @@ def read_usage(usage: Any) -> Tokens:
     """Counts of a usage object in OpenAI's, Responses' or Anthropic's form; what is no count
     becomes unknown.
 
-    Anthropic's `input_tokens` are without the cached ones, OpenAI's with them. Rerankers may tell
-    a total only.
+    Anthropic's `input_tokens` are without the cached ones, `prompt_tokens` with them, also where a
+    gateway (LiteLLM) tells Anthropic's fields beside OpenAI's. Rerankers may tell a total only.
     """
     if not isinstance(usage, dict):
         return UNKNOWN
@@ -77,11 +77,11 @@ def read_usage(usage: Any) -> Tokens:
     few = completion is not None and len(usage) == 3 and "total_tokens" in usage
     if prompt is not None and (few or _is_usual(usage)):
         return Tokens(_count(prompt), _count(completion))
-    prompt = _first(prompt, get("input_tokens"))
+    prompt, fresh = _count(prompt), _count(get("input_tokens"))
     completion = _first(completion, get("output_tokens"))
     read, made = _count(get("cache_read_input_tokens")), _count(get("cache_creation_input_tokens"))
-    if prompt is not None:
-        prompt += (read or 0) + (made or 0)
+    if prompt is None and fresh is not None:
+        prompt = fresh + (read or 0) + (made or 0)
     elif "prompt_tokens" not in usage and "input_tokens" not in usage:
         total = _count(get("total_tokens"))
         prompt = None if total is None else _count(total - (completion or 0))

@@ -216,6 +216,10 @@ def test_usage_objects_of_all_apis() -> None:
     assert read_usage({"total_tokens": 56}) == Tokens(56)  # rerankers
     cached = {"cache_read_input_tokens": 28, "input_tokens": 1, "output_tokens": 6}
     assert read_usage(cached) == Tokens(29, 6, 28)  # llama.cpp at /v1/messages
+    both = {"prompt_tokens": 1024, "completion_tokens": 17, "total_tokens": 1041,
+            "prompt_tokens_details": {"cached_tokens": 1000}, "cache_read_input_tokens": 1000,
+            "cache_creation_input_tokens": 4}  # fmt: skip
+    assert read_usage(both) == Tokens(1024, 17, 1000)  # LiteLLM before Anthropic's models
 
 
 REPLAYED = (
