@@ -106,7 +106,7 @@ class Exchange(Intake):
             orjson.dumps(asked.model) if attempts.renamed else None,
             (explain.headers(attempts) + cors if self.request.explain else cors)
             + self._told(route),
-            choices(asked.document),
+            choices(asked.document) if route.asks_usage else 1,
         )
 
     def _told(self, route: Route) -> Pairs:

@@ -75,7 +75,7 @@ class Wish(NamedTuple):
     vectors: str | None  # the form that the client wants embeddings in
     restore: bytes | None  # JSON string of the name the client used, when the engine knows another
     extra: Pairs = ()  # header lines of ours
-    choices: int = 1  # answers in one: what `n` asks for
+    choices: int = 1  # answers in one, each with an end of its own: what `n` asks for
 
 
 def head_bytes(

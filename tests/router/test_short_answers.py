@@ -81,6 +81,16 @@ async def test_A25_of_two_choices_one_ended(house: House) -> None:
     assert [row["status"] for row in house.rows] == ["partial", "partial", "ok"]
 
 
+async def test_A25_two_images_are_no_choices_that_would_have_to_end(house: House) -> None:
+    done = b'data: {"type":"image_generation.completed","b64_json":"AA=="}\n\n' * 2
+    house.engine(raw=done)
+    await house.start()
+    wire = await house.wire()
+    await wire.post("/v1/images/generations", {"model": "m", "n": 2, "stream": True})
+    assert (await wire.answer()).body == done
+    assert (await house.row())["status"] == "ok"
+
+
 @pytest.mark.parametrize("end", ["finished", "died", "left"])
 def test_an_abort_stays_one_however_its_stream_ends(end: str) -> None:
     relay = opened()
