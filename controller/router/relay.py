@@ -83,8 +83,11 @@ def head_bytes(
 ) -> bytes:
     """The head for the client, with `extra` lines of ours; `framing`: the line that says how long
     the body is, or none."""
-    lines = [status_line(head.status)]
-    lines += [b": ".join(pair) for pair in head.headers if pair[0] not in _NOT_RELAYED]
+    lines, told = [status_line(head.status)], head.headers
+    if extra:  # what we say of a client's limits is not what an engine says of ours there
+        ours = {pair[0] for pair in extra if pair[0] != b"vary"}
+        told = [pair for pair in told if pair[0] not in ours]
+    lines += [b": ".join(pair) for pair in told if pair[0] not in _NOT_RELAYED]
     if extra:
         lines += [b": ".join(pair) for pair in extra]
     lines.append(b"x-request-id: " + request_id)

@@ -282,6 +282,15 @@ async def test_clients_with_limits_are_told_what_is_left(
         assert told["x-ratelimit-reset-requests"].endswith("s")
     free = await routers.ask("free01")
     assert not [name for name in free.headers if name.startswith("x-ratelimit")]
+    engine.default["headers"] = "X-RateLimit-Remaining-Requests: 9\r\nvary: accept\r\n"
+    for stream in (False, True):
+        wire = await routers.open()
+        document = chat_body(stream=stream, max_tokens=10)
+        await wire.post("/v1/chat/completions", document, key="told01")
+        head = (await wire.until(b"\r\n\r\n")).lower()
+        assert head.count(b"\nx-ratelimit-remaining-requests: ") == 1, "one word, and ours"
+        assert b"\nx-ratelimit-remaining-requests: 9\r" not in head
+        assert b"\nvary: accept\r" in head
 
 
 async def test_a_request_that_alone_passes_a_limit_says_what_to_do(
