@@ -139,7 +139,8 @@ class PlainRelay(Relay):
 
     def _finish_passing(self) -> bytes:
         rest = b"".join(self._first or ())
-        if rest and self._is_error(self.opening):
+        whole = self._finder is not None and len(self.opening) == self._bytes
+        if (rest or whole) and self._is_error(self.opening) and self.untouched:
             return b""
         return self._frame(rest) + self._last() if rest or self._head or self._chunks else b""
 
@@ -148,8 +149,12 @@ class PlainRelay(Relay):
             return False
         error = error_in(body)
         if error is not None:
+            told = error_of(error, self._wish.model)
             self._give_up("error", ERROR_EVENT)
-            self.refusal = error_of(error, self._wish.model)
+            if self.untouched:
+                self.refusal = told
+            elif told.status < 500:  # the request's fault: nothing for its replica's health
+                self.code = f"upstream_{told.status}"
         elif is_failed_response(body):  # its client can read it; whose fault it is, nobody knows
             self._give_up("error", RESPONSE_FAILED)
         return error is not None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +16,14 @@ from controller.router.blame import error_in, error_of, tells_error
 from controller.router.breaker import BreakerRules, Phase
 from controller.router.config import Limits, Retries, Timeouts
 from controller.router.dialect import CHAT
+from controller.router.plain import SHORT_BYTES
 from controller.router.relay import HELD_BYTES, Head, StreamRelay, Wish
 from controller.router.sse import Scanner
 from tests.router.wire import until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.router.conftest import House
 
 PLENTY = Retries(attempts=3, ratio=1.0, floor=1000)
@@ -174,6 +180,46 @@ async def test_A08_an_error_of_any_form_in_a_plain_200_is_a_failure(
     row = await house.row()
     assert (row["status"], row["error_code"]) == ("error", "upstream_502")
     assert "prompt_tokens" not in row
+
+
+@asynccontextmanager
+async def two_pieces(first: bytes, second: bytes) -> AsyncIterator[tuple[str, trio.Event]]:
+    """An engine that sends the second half of its answer when it is told to go on."""
+    go_on = trio.Event()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some(65536)
+        await stream.send_all(head % len(first + second) + first)
+        await go_on.wait()
+        await stream.send_all(second)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", go_on
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("code", [502, 400])
+@pytest.mark.parametrize("first", [b"\n", b'{"id": "%b", ' % (b"x" * SHORT_BYTES)])
+async def test_A08_an_error_whose_beginning_had_passed_costs_nothing(
+    house: House, first: bytes, code: int
+) -> None:
+    """Hosted APIs send blanks while they work; one that failed then was billed by its bytes."""
+    told = json.dumps({"error": {"message": "capacity", "code": code}}).encode()
+    second = told if first.isspace() else told[1:]
+    async with two_pieces(first, second) as (url, go_on):
+        await house.start(url)
+        wire = await house.wire()
+        await wire.chat()
+        assert (await wire.head())[0] == 200
+        go_on.set()
+        assert await wire.exactly(len(first + second)) == first + second
+        row = await house.row()
+    code_told = "upstream_error_event" if code == 502 else "upstream_400"
+    assert (row["status"], row["http_status"], row["error_code"]) == ("error", 200, code_told)
+    assert not {"prompt_tokens", "completion_tokens", "estimated"} & row.keys()
+    assert house.core.fleet.pools["e0"].breaker.spotless is (code == 400)
 
 
 @pytest.mark.parametrize("usage", [None, {"input_tokens": 5, "output_tokens": 2}])
