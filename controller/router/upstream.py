@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 _NOT_HTTP: Final = httptools.HttpParserError, httptools.HttpParserUpgrade  # a 101 is the latter
 _NO_CODING: Final = frozenset((b"identity", b"none"))
 """Said of answers as they are, mostly of event streams, so that no proxy compresses them."""
+DEAD_S: Final = 30
+"""A machine that lost its power closes nothing: what it was to answer would be waited for until
+`headers_s` is over. So the kernel asks whether it is there, and waits so long for its word."""
+_ASKING: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_S * 1000),
+)
+SURE_BYTES: Final = 32 * 1024
+"""So much of a request a machine takes at once, whether or not its engine reads. Of a longer one
+the rest may wait for an engine that has no time, for as long as `headers_s` allows."""
 MOST_FRAMING: Final = 256 * 1024
 """Bytes of an answer in a row that are nothing of its body: heads, trailers, names of chunks. An
 engine that sends them for ever would fill the memory before any timeout."""
@@ -136,6 +149,8 @@ class UpstreamConnection(Connection):
         times = self._timeouts
         patience_s = times.connect_s if self._connecting else times.headers_s
         self._deadlines.set(self, min(now + patience_s, total_due))
+        if len(request) > SURE_BYTES:
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         self.send_soon(request)
 
     def watch(self, beat_s: float) -> None:
@@ -348,6 +363,8 @@ def begin_connecting(address: tuple[object, ...], family: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
+        for level, option, value in _ASKING:
+            sock.setsockopt(level, option, value)
         sock.connect(address)
     except BlockingIOError:
         pass

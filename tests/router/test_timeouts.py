@@ -16,6 +16,7 @@ import trio
 
 from controller.router.breaker import Breaker, BreakerRules
 from controller.router.config import Retries, Timeouts
+from controller.router.upstream import DEAD_S, SURE_BYTES
 from tests.router.wire import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -347,6 +348,30 @@ async def test_C16_a_request_for_an_engine_that_is_gone_is_picked_again(
     assert {row["status"] for row in house.rows} == {"ok"}
     assert sum(row["attempts"] for row in house.rows) == 100 + failures
     await until(house.idle)
+
+
+@pytest.mark.parametrize("size", [10, SURE_BYTES])
+async def test_C16_the_kernel_asks_whether_an_engines_machine_is_there(
+    house: House, size: int
+) -> None:
+    """Without, requests that run on a machine that loses its power end after `headers_s`, 600 s.
+    A large one may wait for an engine that does not read: its machine is not asked for its word."""
+    engine = house.engine(hold=True)
+    await house.start()
+    wire = await house.wire()
+    await wire.chat(x="x" * size)
+    await until(lambda: engine.held() == 1)
+    (connection,) = house.core.fleet.pools["e0"]._open
+
+    def option(number: int, level: int = socket.IPPROTO_TCP) -> int:
+        return connection.sock.getsockopt(level, number)
+
+    assert option(socket.SO_KEEPALIVE, socket.SOL_SOCKET)
+    asked_s = option(socket.TCP_KEEPINTVL) * option(socket.TCP_KEEPCNT)
+    assert option(socket.TCP_KEEPIDLE) + asked_s == DEAD_S
+    assert option(socket.TCP_USER_TIMEOUT) == (DEAD_S * 1000 if size < SURE_BYTES else 0)
+    engine.release()
+    assert (await wire.answer()).status == 200
 
 
 async def test_C16_the_default_connect_timeout_is_a_second() -> None:
