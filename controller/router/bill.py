@@ -4,6 +4,7 @@ An estimate is better than nothing for budgets and graphs, as long as nobody tak
 The rules: four bytes are a token of the prompt, base64 in it left out (its price depends on the
 model); a streamed answer has a token per event that carries a piece; a plain one has a token per
 four bytes beyond the JSON around it. Nothing is made up for an engine that failed: nobody pays.
+Usage of noughts is none: some engines tell it where a stream begins, and some at the end, too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Answer(Protocol):
 def used(route: Route, asked: Asked, answer: Answer) -> Tokens:
     """The tokens of an answer, whole or cut."""
     told = answer.tokens()
-    if answer.outcome != "ok" or told.complete:
+    if answer.outcome != "ok" or (told.complete and told.prompt):
         return told
     return _completed(route, asked, told, answer.made())
 
@@ -53,7 +54,7 @@ def used(route: Route, asked: Asked, answer: Answer) -> Tokens:
 def used_whole(route: Route, asked: Asked, body: bytes) -> Tokens:
     """The tokens of a plain answer that came in one piece."""
     told = find_usage(body)
-    if told.complete:
+    if told.complete and told.prompt:
         return told
     return _completed(route, asked, told, plain_tokens(len(body)) if body else None)
 
@@ -68,8 +69,8 @@ def unanswered(route: Route, asked: Asked | None, *, reached: bool) -> Tokens:
 
 def _completed(route: Route, asked: Asked, told: Tokens, made: int | None) -> Tokens:
     prompt, completion = told.prompt, told.completion
-    if prompt is None and route.reads:
-        prompt = prompt_tokens(asked)
+    if not prompt and route.reads:  # none is empty: who tells noughts has not counted, or not yet
+        prompt, completion = prompt_tokens(asked), completion or None
     if completion is None and route.writes:
         completion = made
     if prompt is told.prompt and completion is told.completion:

@@ -21,6 +21,7 @@ ODD: list[Any] = [
     {}, {"prompt_tokens": "7", "completion_tokens": "3"}, {"prompt_tokens": -1}, [], "many", 5,
     {"prompt_tokens": 2**63, "completion_tokens": 2**63}, {"prompt_tokens": None, "x": {"y": None}},
     {"prompt_tokens": 7.5, "completion_tokens": True},
+    {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
 ]  # fmt: skip
 
 
@@ -91,6 +92,42 @@ async def test_B11_an_abort_is_billed_for_what_was_made(house: House) -> None:
     assert (full["status"], full["estimated"]) == ("client_closed", True)
     assert 28 <= full["completion_tokens"] <= 30
     await until(lambda: len(engine.chats()) == 2)
+
+
+NOUGHTS = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+RESPONDS = [
+    {"type": "response.created", "response": {"id": "resp_1", "usage": NOUGHTS}},
+    *[{"type": "response.output_text.delta", "delta": "x"}] * 30,
+]
+MESSAGE = [
+    {"type": "message_start", "message": {"id": "msg_1", "usage": NOUGHTS}},
+    *[{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}}] * 30,
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "events"), [("/v1/responses", RESPONDS), ("/v1/messages", MESSAGE)]
+)
+async def test_B11_noughts_where_a_stream_begins_are_no_usage(
+    house: House, path: str, events: list[dict[str, Any]]
+) -> None:
+    """Engines that have not counted yet begin so: whoever left before the end paid nothing."""
+    raw = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    house.engine(raw=raw, end_delay=60)
+    await house.start()
+    wire = await house.wire()
+    await wire.post(path, chat_body(input="x" * 400, stream=True))
+    await wire.until(json.dumps(events[0]).encode())
+    for _ in events[1:]:
+        await wire.until(json.dumps(events[1]).encode())
+    wire.close()
+    row = await house.row()
+    assert (row["status"], row["estimated"], row["completion_tokens"]) == (
+        "client_closed",
+        True,
+        30,
+    )
+    assert row["prompt_tokens"] > 100
 
 
 def test_B11_an_abort_that_no_engine_saw_costs_nothing() -> None:
