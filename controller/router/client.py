@@ -35,8 +35,8 @@ class ClientConnection(Connection):
     so a client that leaves is noticed at once (cases A01, A02)."""
 
     __slots__ = (
-        "_advancing", "_closing", "_core", "_endless", "_examined", "_exchange", "_hushed",
-        "_lingering", "_pause_above", "_reader", "_stalled", "address", "noted", "shown",
+        "_advancing", "_closing", "_core", "_drops_until", "_endless", "_examined", "_exchange",
+        "_hushed", "_lingering", "_pause_above", "_reader", "_stalled", "address", "noted", "shown",
     )  # fmt: skip
 
     def __init__(self, core: Core, sock: socket.socket, address: str) -> None:
@@ -55,6 +55,7 @@ class ClientConnection(Connection):
         self._closing = False
         self._endless = False  # only the close ends the answer that is pending
         self._lingering = False
+        self._drops_until = 0.0  # monotonic
         core.clients.add(self)
         self._set_deadline()
 
@@ -62,7 +63,8 @@ class ClientConnection(Connection):
 
     def received(self, data: bytes) -> None:
         if self._lingering or self._closing:
-            return  # read and dropped, so that our answer is not lost to a reset
+            self._drop()
+            return
         self._reader.feed(data)
         if self._exchange is None:
             self._advance()
@@ -320,7 +322,16 @@ class ClientConnection(Connection):
             self._core.clients.discard(self)
             return
         self.set_mask(IN)
-        self._core.deadlines.set(self, monotonic() + self._core.config.timeouts.linger_s)
+        now, times = monotonic(), self._core.config.timeouts
+        self._drops_until = now + times.client_read_s
+        self._core.deadlines.set(self, now + times.linger_s)
+
+    def _drop(self) -> None:
+        """What is read now is nobody's, but our answer is not lost to a reset. Many clients read it
+        when their whole body is sent, however long that takes."""
+        if self._lingering and not self._core.draining:
+            due = monotonic() + self._core.config.timeouts.linger_s
+            self._core.deadlines.set(self, min(due, self._drops_until))
 
     def _set_deadline(self) -> None:
         if self.fd < 0 or self._lingering:

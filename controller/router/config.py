@@ -52,7 +52,7 @@ class Timeouts:
     client_read_s: float = 60.0  # from the first byte of a request to its last, renewed by bytes
     client_idle_s: float = 75.0  # keep-alive between requests
     client_write_s: float = 60.0  # a client that reads nothing while bytes wait for it
-    linger_s: float = 5.0  # reading and dropping after an early answer
+    linger_s: float = 5.0  # after an early answer: from one piece that is dropped to the next
     upstream_idle_s: float = 30.0  # below the keep-alive of common engines where possible
     refresh_s: float = 2.0
     peek_s: float = 0.4  # a replica that drains gets nothing new after a second (case C13)

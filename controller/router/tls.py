@@ -72,6 +72,7 @@ class TlsClientConnection(ClientConnection):
 
     def received(self, data: bytes) -> None:
         if self._lingering:
+            super().received(data)
             return
         self._incoming.write(data)
         try:

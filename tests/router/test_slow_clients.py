@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -167,6 +168,26 @@ async def test_a_body_that_nobody_wants_is_not_kept(house: House, path: str) -> 
     await wire.chat()
     assert (await wire.answer()).status == 200
     assert json.loads(house.engines[0].chats()[0].body) == chat_body()
+
+
+@pytest.mark.parametrize("reads_s", [60.0, 0.5])
+async def test_who_sends_slowly_gets_the_answer_to_a_refused_body(
+    house: House, reads_s: float
+) -> None:
+    """Many clients read it when all is sent. It is not waited for them for ever."""
+    await house.start(timeouts=Timeouts(linger_s=0.3, client_read_s=reads_s))
+    wire = await house.wire()
+    await wire.send(HEAD.replace(b"sk-test", b"bad") + b"content-length: 200000\r\n\r\n")
+    sent = 0
+    with suppress(trio.BrokenResourceError):
+        while sent < 20:
+            await wire.send(b"x" * 10_000)
+            await trio.sleep(0.1)  # a slow line
+            sent += 1
+    if reads_s == 60.0:
+        assert (sent, (await wire.answer()).status) == (20, 401)
+    else:
+        assert sent < 20
 
 
 async def test_A32_a_length_of_1_gib_is_refused_before_a_byte_of_it(house: House) -> None:
