@@ -269,9 +269,12 @@ def _certificate(config: RouterConfig) -> Certificate | None:
 
 
 async def _drain(core: Core, listener: Listener) -> None:
-    """Let requests in flight finish; what is left after the deadline is cut."""
-    core.draining = True
+    """Let requests in flight finish, those too that lie unread in our sockets, where a close would
+    reset them; what is left after the deadline is cut."""
+    await core.reactor.catch_up()
     listener.close()
+    await core.reactor.catch_up()  # those that it accepted last
+    core.draining = True
     with trio.move_on_after(core.config.timeouts.drain_s):
         while core.exchanges or core.clients:
             for client in list(core.clients):
