@@ -241,8 +241,8 @@ class StreamRelay(Relay):
 
     @property
     def begun(self) -> bool:
-        """Whether there is more of the answer than comments."""
-        return self.scanner.begun
+        """Whether a token of the answer came, about; comments are none."""
+        return self.scanner.begun and self.scanner.spoke
 
     def tokens(self) -> Tokens:
         """What the engine told of its tokens; a failure that it told of is not billed."""

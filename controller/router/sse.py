@@ -65,11 +65,11 @@ class Scanner:
         self._after_cr = False
         self._choices = choices
         self._finished: frozenset[int] = frozenset()  # which of several choices ended
-        self._between = self._passing  # at an event's border, and the next need not be looked at
         self._dropped = False
         self._cut = False  # its last event is not whole
         self._last = self._before_last = b""
         self.done = False
+        self._between = self._passing  # at an event's border, and the next need not be looked at
         self.overflow = False
         self.error: Any = None
         self.error_first = False  # the error came before any other data
@@ -114,8 +114,15 @@ class Scanner:
 
     @property
     def _passing(self) -> bool:
-        """Whether an event without anything special passes as it is."""
-        return self._model is None and self._choices == 1
+        """Whether an event without anything special passes as it is, and need not be the one that
+        brings the first token."""
+        return self._model is None and self._choices == 1 and self.spoke
+
+    @property
+    def spoke(self) -> bool:
+        """Whether a token came, about: some APIs tell first, before a prompt is read, that an
+        answer was begun."""
+        return self._parts > 0 or self.done or not self._dialect.done
 
     @property
     def begun(self) -> bool:

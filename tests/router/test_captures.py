@@ -147,6 +147,25 @@ def test_A05_a_client_has_all_when_the_last_word_of_its_api_went_out(name: str) 
     assert relay.answered()
 
 
+@pytest.mark.parametrize("pace", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("name", "dialect"),
+    [("anthropic", MESSAGES), ("openai-responses-text.chunks.txt", RESPONSES)],
+)
+def test_that_an_answer_was_begun_is_no_first_token(name: str, dialect: Dialect, pace: int) -> None:
+    """It is told before the prompt is read: these APIs' time to the first token had been none."""
+    captured = stream(name)
+    parts = [part + b"\n\n" for part in captured.body.split(b"\n\n")[:-1]]
+    first = next(number for number, part in enumerate(parts) if b"delta\n" in part)
+    relay = opened(captured, dialect)
+    assert first > 1
+    for start in range(0, len(parts), pace):
+        piece = b"".join(parts[start : start + pace])
+        if relay.flow(piece) is None:
+            relay.feed(piece)
+        assert relay.begun == (first < start + pace)
+
+
 @pytest.mark.parametrize(("name", "made"), UNTOLD)
 def test_B07_a_stream_without_usage_is_counted_by_its_pieces(name: str, made: int) -> None:
     captured = stream(name)
