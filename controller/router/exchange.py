@@ -199,6 +199,8 @@ class Exchange(Intake):
         if complete or relay.ended:
             self._finish(relay, out)
             return
+        if not relay.begun and self.attempts is not None and self.attempts.up is not None:
+            self.attempts.up.no_token_yet()
         if out:
             self.client.send(out)
         if self.client.out is not None:

@@ -161,6 +161,12 @@ class UpstreamConnection(Connection):
             self._step_s = min(beat_s, self._timeouts.idle_s)
             self._expect()
 
+    def no_token_yet(self) -> None:
+        """What came of its stream says only that an answer was begun."""
+        if self._begun:
+            self._begun = False
+            self._deadlines.set(self, self._next_due(monotonic()))
+
     def _patience_s(self) -> float:
         """How long the engine may be silent now."""
         times = self._timeouts

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import openai
@@ -348,6 +349,35 @@ async def test_C16_a_request_for_an_engine_that_is_gone_is_picked_again(
     assert {row["status"] for row in house.rows} == {"ok"}
     assert sum(row["attempts"] for row in house.rows) == 100 + failures
     await until(house.idle)
+
+
+async def test_that_an_answer_was_begun_is_no_first_token(house: House) -> None:
+    """Engines tell it before a request's turn comes: it was cut after the time between tokens."""
+    begun, token = b'data: {"type":"response.created"}\n\n', b'data: {"type":"a.delta"}\n\n'
+    go_on = trio.Event()
+
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(65536)
+            await stream.send_all(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + begun
+            )
+            await go_on.wait()
+            await stream.send_all(token)
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        await house.start(url, timeouts=replace(LONG, idle_s=0.4, comment_s=0.1))
+        wire = await house.wire()
+        await wire.post("/v1/responses", {"model": "m", "input": "x", "stream": True})
+        for _ in range(8):  # twice as long
+            await wire.until(b": keep-alive")
+        go_on.set()
+        await wire.until(token)
+        await wire.until(b"idle timeout")
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("size", [10, SURE_BYTES])
