@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from controller.router.table import Endpoint
 
 LOOKUP_S = 2.0  # one name of an endpoint
+MOST_LOOKUPS = 40
 PIECE = 64 * 1024
 _REQUEST = b"GET %b HTTP/1.1\r\n%b\r\naccept: */*\r\nconnection: close\r\n\r\n"
+
+
+_LOOKUPS: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("look-ups of names")
 
 
 class Unanswered(Exception):
@@ -58,14 +62,34 @@ class _Answer:
 async def look_up(endpoint: Endpoint) -> list[Address]:
     """The addresses of an endpoint's name, the first one preferred. Raises Unanswered when it has
     none."""
+    host, port = endpoint.host, endpoint.port
+    try:
+        return _addresses(host, port, socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        pass  # a name
     try:
         with trio.fail_after(LOOKUP_S):
-            found = await trio.socket.getaddrinfo(
-                endpoint.host, endpoint.port, type=socket.SOCK_STREAM
+            return await trio.to_thread.run_sync(
+                _addresses, host, port, abandon_on_cancel=True, limiter=_limiter()
             )
     except (OSError, UnicodeError, trio.TooSlowError) as error:  # the second: no name can be so
-        raise Unanswered(f"{endpoint.host} has no address: {error}") from None
+        raise Unanswered(f"{host} has no address: {error}") from None
+
+
+def _addresses(host: str, port: int, flags: int = 0) -> list[Address]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, where) for family, *_, where in found]
+
+
+def _limiter() -> trio.CapacityLimiter:
+    """Threads of their own: a name server that is silent holds each for long after we gave up, and
+    bodies, rows and lines need theirs meanwhile."""
+    try:
+        return _LOOKUPS.get()
+    except LookupError:
+        made = trio.CapacityLimiter(MOST_LOOKUPS)
+        _LOOKUPS.set(made)
+        return made
 
 
 async def get(

@@ -196,10 +196,7 @@ async def check(static: Static) -> None:
 
 async def _get(static: Static, path: bytes) -> Reply:
     end, key = static.endpoint, static.engine_key
-    found = await look_up(end)
-    if static.address in found:
-        found.remove(static.address)
-        found.insert(0, static.address)
+    found = await _known_addresses(static)
     first: Unanswered | None = None
     for address in found[:MOST_ADDRESSES]:
         try:
@@ -218,6 +215,18 @@ async def _get(static: Static, path: bytes) -> Reply:
         said = f"its {path.decode()} says HTTP {reply.status}"
         raise Unanswered(f"the endpoint's key was refused ({said}): see endpoint_keys")
     return reply
+
+
+async def _known_addresses(static: Static) -> list[Address]:
+    """Where it may be, the address in force first; that one while no name server answers."""
+    now = static.address
+    try:
+        found = await look_up(static.endpoint)
+    except Unanswered:
+        if now is None:
+            raise
+        return [now]
+    return sorted(found, key=lambda address: address != now)
 
 
 def listed(reply: Reply) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,21 +148,22 @@ async def test_D10_a_name_that_can_be_none_takes_nobody_elses_route_away(
     assert house.core.stats.counts["lookup_failures"] == 1
 
 
-class Names(trio.abc.HostnameResolver):
-    """Where every name leads at the moment; nowhere: it is not known."""
+@pytest.fixture
+def leads_to(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where the name engine.test leads at the moment; nowhere: it is not known."""
+    addresses: list[str] = []
+    real = socket.getaddrinfo
 
-    def __init__(self, *addresses: str) -> None:
-        self.addresses = addresses
-
-    async def getaddrinfo(self, _host: Any, port: Any, *_: Any, **__: Any) -> list[Any]:
-        await trio.lowlevel.checkpoint()
-        if not self.addresses:
+    def found(host: Any, port: Any, *args: Any, **how: Any) -> list[Any]:
+        if host != "engine.test":
+            return real(host, port, *args, **how)
+        if how["flags"] or not addresses:
             raise socket.gaierror(socket.EAI_NONAME, "not known")
         kind = socket.AF_INET, socket.SOCK_STREAM, 6, ""
-        return [(*kind, (address, port)) for address in self.addresses]
+        return [(*kind, (address, port)) for address in addresses]
 
-    async def getnameinfo(self, *_: Any, **__: Any) -> Any:
-        raise OSError("nobody asks for names of addresses")
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    return addresses
 
 
 NOBODY, ENGINE = "127.0.0.9", "127.0.0.1"
@@ -176,13 +178,12 @@ NOBODY, ENGINE = "127.0.0.9", "127.0.0.1"
     ],
 )
 async def test_an_endpoint_by_name_is_followed_to_the_address_that_answers(
-    house: House, first: tuple[str, ...], then: tuple[str, ...]
+    house: House, leads_to: list[str], first: tuple[str, ...], then: tuple[str, ...]
 ) -> None:
-    names = Names(*first)
-    trio.socket.set_custom_hostname_resolver(names)
+    leads_to[:] = first
     url = house.engine().url.replace(ENGINE, "engine.test")
     await house.start(endpoints=(StaticEndpoint("e0", url, ("m",)),), watching=OFTEN)
-    names.addresses = then
+    leads_to[:] = then
     await until(lambda: "e0" in house.core.fleet.pools)
 
     def follows() -> bool:
@@ -191,10 +192,45 @@ async def test_an_endpoint_by_name_is_followed_to_the_address_that_answers(
     await until(lambda: follows() and not house.core.ready_reasons())
     assert (await house.ask()).status == 200
     kept = house.core.fleet.pools["e0"]
-    names.addresses = ("127.0.0.8", *then)  # the same address in another order is no news
-    asked = len(house.engines[0].records)
-    await until(lambda: len(house.engines[0].records) > asked + 2)
+    leads_to[:] = "127.0.0.8", *then  # the same address in another order is no news
+    await asked_again(house)
+    leads_to.clear()  # nor is it when no name server answers
+    await asked_again(house)
     assert house.core.fleet.pools["e0"] is kept
+    assert not house.core.statics.unhealthy()
+
+
+async def asked_again(house: House) -> None:
+    asked = len(house.engines[0].records)
+    await until(lambda: len(house.engines[0].records) > asked + 3)
+
+
+async def test_a_silent_name_server_holds_no_thread_that_others_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speaks, real = threading.Event(), socket.getaddrinfo
+
+    def found(_host: Any, *args: Any, **how: Any) -> list[Any]:
+        if how["flags"]:
+            raise socket.gaierror(socket.EAI_NONAME, "no number")
+        speaks.wait(PATIENCE_S)
+        return real(ENGINE, *args, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr("controller.router.inquiry.LOOKUP_S", 0.1)
+
+    async def in_vain() -> None:
+        with pytest.raises(Unanswered):
+            await look_up(parse_endpoint("http://engine.test:80"))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(in_vain)
+        with trio.fail_after(PATIENCE_S / 2):
+            await trio.to_thread.run_sync(int)  # as for a compressed body
+    finally:
+        speaks.set()
 
 
 async def test_a_name_that_can_be_none_is_one_without_an_address() -> None:
