@@ -244,7 +244,7 @@ class Admission(Waiters):
     def _place_for(self, model: str, attempts: Attempts) -> Target | None:
         fleet, tried = self._core.fleet, attempts.tried
         target = fleet.choose(model, tried, attempts.want)
-        if target is None and tried and not fleet.works(model, tried):
+        if target is None and tried and fleet.fails(model, tried):
             target = fleet.choose(model, (), attempts.want)  # those that failed it are all there is
         return target
 

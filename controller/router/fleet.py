@@ -113,13 +113,6 @@ class Fleet:
             not tried or any(target.pool not in tried for target in group.members)
         )
 
-    def works(self, model: str, tried: tuple[Pool, ...]) -> bool:
-        """Whether a replica that was not tried yet would serve, were there room."""
-        group = self._ready.get(model)
-        return group is not None and any(
-            target.pool not in tried and target.pool.breaker.closed for target in group.members
-        )
-
     def fails(self, model: str, tried: tuple[Pool, ...] = ()) -> bool:
         """Whether each ready replica that was not tried failed lately: none is only full or busy,
         so that who waits for one may wait in vain."""

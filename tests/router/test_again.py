@@ -78,6 +78,17 @@ async def test_who_waits_for_another_replica_keeps_nobody_from_the_one_that_fail
     assert full.empty()
 
 
+async def test_A14_who_waits_for_a_replica_that_is_busy_does_not_go_back_to_the_one_that_failed_it(
+    house: House,
+) -> None:
+    """It got there twice, and its client the 500, while the other one was held for 0.4 s."""
+    failing, busy = house.engine(status=500), house.engine()
+    await house.start()
+    house.core.fleet.pools["e1"].busy(0.4)
+    assert (await house.ask()).status == 200
+    assert (len(failing.chats()), len(busy.chats())) == (1, 1)
+
+
 async def test_many_that_wait_for_another_replica_keep_nobody_from_the_one_that_failed_them(
     full: Full, house: House
 ) -> None:
