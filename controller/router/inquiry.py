@@ -111,7 +111,7 @@ async def get(
             return await _read(stream, most_bytes)
     except trio.TooSlowError:
         raise Unanswered(f"no answer within {within_s:g} s") from None
-    except httptools.HttpParserError:
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # a 101 is the latter
         raise Unanswered("its answer is no HTTP") from None
     except (OSError, trio.BrokenResourceError) as error:
         raise Unanswered(str(error) or "the connection broke") from None

@@ -63,7 +63,8 @@ async def test_an_engine_without_health_is_asked_for_its_models(house: House) ->
 @pytest.mark.parametrize(
     ("how", "why"),
     [({"health": 500}, "its /health says HTTP 500"), ({"close": "always"}, "its answer ended"),
-     ({"health": 404, "models": 500}, "its /v1/models says HTTP 500")],
+     ({"health": 404, "models": 500}, "its /v1/models says HTTP 500"),
+     ({"health": 101, "headers": "connection: upgrade\r\nupgrade: h2c\r\n"}, "is no HTTP")],
 )  # fmt: skip
 async def test_an_unhealthy_endpoint_leaves_the_choice_and_says_why(
     house: House, how: dict[str, Any], why: str
