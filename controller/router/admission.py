@@ -18,7 +18,7 @@ from controller.router.clock import monotonic
 from controller.router.fairqueue import FairQueue
 from controller.router.pace import Pace
 from controller.router.stats import QUEUED
-from controller.router.waiters import Waiters, patience
+from controller.router.waiters import AT_A_TIME, Waiters, patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -185,13 +185,16 @@ class Admission(Waiters):
     def _dispatch(self) -> None:
         """Send who can be sent; of models that share a replica, who has waited longest first."""
         models, self._wider = self._wider, {}
+        left = AT_A_TIME
         try:
-            while models:
+            while models and left:
                 model = min(models, key=self._eldest) if len(models) > 1 else next(iter(models))
-                if not self._admit(model):
+                if self._admit(model):
+                    left -= 1
+                else:
                     del models[model]
         finally:
-            if models:  # one request's bug does not make the others wait
+            if models:  # in the next turn; one request's bug does not make the others wait either
                 self.look(models)
 
     def _eldest(self, model: str) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -18,7 +19,7 @@ import trio
 from controller.router import errors
 from controller.router.clock import monotonic
 from controller.router.stats import WOKEN
-from controller.router.waiters import Waiters, patience
+from controller.router.waiters import AT_A_TIME, Waiters, patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,9 +107,16 @@ class WaitingRoom(Waiters):
             if not fleet.serves(model) and fleet.wakes(model):
                 continue
             line.wanted_at = -math.inf
-            for attempts in list(line.members):
+            self._go_on(list(line.members))
+
+    def _go_on(self, those: list[Attempts]) -> None:
+        """Some of them in the next turn, the others in those after it."""
+        for attempts in those[:AT_A_TIME]:
+            if attempts.waits is self:  # else it left meanwhile
                 self.leave(attempts)
                 self._core.reactor.call_soon(attempts.resume)
+        if len(those) > AT_A_TIME:
+            self._core.reactor.call_soon(partial(self._go_on, those[AT_A_TIME:]))
 
     def waited_for(self) -> list[str]:
         """Models that requests wait for now."""
@@ -121,7 +129,7 @@ class WaitingRoom(Waiters):
             line.delay = delays.get(model)
             if line.delay is None or line.delay.state != "failed":
                 continue
-            if line.delay.failures >= HOPELESS:
+            if line.delay.failures >= HOPELESS and not self._core.fleet.serves(model):
                 for attempts in list(line.members):
                     self._core.reactor.call_soon(attempts.give_up)
 

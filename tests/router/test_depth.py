@@ -5,6 +5,7 @@ Compiled code has no limit of recursion, only a stack; interpreted code has one 
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,13 @@ from controller.router.blame import error_of
 from controller.router.config import Limits, Retries, StaticEndpoint
 from controller.router.http1 import RequestReader
 from controller.router.vectors import BASE64, in_form
+from controller.router.waiters import AT_A_TIME
+from tests.router.test_waiting import held_up, opened
 from tests.router.wire import chat_body, until
 
 if TYPE_CHECKING:
+    from controller.router.core import Core
+    from tests.fake_engine import FakeEngine
     from tests.router.conftest import House
 
 UPGRADE = b"GET /healthz HTTP/1.1\r\nhost:t\r\nupgrade:h2c\r\nconnection:upgrade\r\n\r\n"
@@ -95,3 +100,58 @@ async def test_a_thousand_fallbacks(house: House) -> None:
     answer = await wire.answer()
     assert answer.status == 503
     assert answer.headers["x-llmgw-model"] == "m999"
+
+
+@pytest.mark.interpreted
+async def test_a_model_that_starts_does_not_get_all_that_waited_in_one_turn(
+    nursery: trio.Nursery, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand held up everybody's streams for 0.1 s, and 0.5 s with bodies of 100 KB."""
+    engine.default["hold"] = True
+    async with opened(nursery, engine) as woken:
+        await woken.start()
+        wires = [await woken.ask() for _ in range(40)]
+        await woken.waiting(40)
+        most = most_in_a_turn(woken.running.core, monkeypatch)
+        woken.shelf.waking = [held_up("failed", "as it was a moment ago", 3)]
+        woken.ready()
+        await until(lambda: engine.held() == 40)
+        assert 8 <= max(most) <= AT_A_TIME
+        engine.release(40)
+        assert [(await wire.answer()).status for wire in wires] == [200] * 40
+
+
+@pytest.mark.interpreted
+async def test_a_replica_that_returns_does_not_get_all_that_waited_in_one_turn(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = house.engine(hold=True)
+    await house.start()
+    pool = house.core.fleet.pools["e0"]
+    pool.breaker.resume(time.monotonic() + 20.0, 20.0)
+    wires = [await house.wire() for _ in range(40)]
+    for wire in wires:
+        await wire.chat()
+    await until(lambda: house.core.admission.waiting("m") == 40)
+    most = most_in_a_turn(house.core, monkeypatch)
+    pool.breaker.hurry()
+    await until(engine.held)
+    engine.release()  # the probe
+    await until(lambda: len(engine.chats()) == 40)
+    assert 8 <= max(most) <= AT_A_TIME
+    engine.release(40)
+    assert [(await wire.answer()).status for wire in wires] == [200] * 40
+
+
+def most_in_a_turn(core: Core, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests began to run in each turn of the reactor from now on."""
+    found: list[int] = []
+    turn = core.reactor._turn
+
+    def counted(events: list[tuple[int, int]]) -> None:
+        before = sum(pool.in_flight for pool in core.fleet.everyone())
+        turn(events)
+        found.append(sum(pool.in_flight for pool in core.fleet.everyone()) - before)
+
+    monkeypatch.setattr(core.reactor, "_turn", counted)
+    return found
