@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 import trio
 
+from controller.router.addresses import Addresses
 from controller.router.auth import static_keys
 from controller.router.clock import monotonic
-from controller.router.inquiry import Unanswered, look_up
 from controller.router.table import RouteTable, from_rows, merged
 from sql.errors import DatabaseError
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from controller.router.core import Core
-    from controller.router.pool import Address
-    from controller.router.table import Endpoint
 
 FIRST_AGAIN_S = 0.3
 """Between tries of the first refresh: until it is done keys get 503."""
@@ -46,7 +44,7 @@ class Refresher:
         self._pool = pool
         self._queries = queries
         self._changed = trio.Event()
-        self._addresses: dict[Endpoint, Address] = {}
+        self._addresses = Addresses(core)
         self._rows = RouteTable()  # what the database said last
         self._trips_read = False
         self._peeked: int | None = None
@@ -131,30 +129,15 @@ class Refresher:
         if self._core.key_reader is not None and young:
             await self._core.key_reader.refresh()  # last: its requests find all that they need
 
+    async def follow(self) -> None:
+        """Look again for endpoints that are nowhere or fail, for ever."""
+        await self._addresses.run(self.install)
+
     async def install(self) -> None:
         """Put routes in force: the database's last ones, and those to static endpoints."""
         async with self._one_at_a_time:
             table = merged(self._rows, self._core.statics.table())
-            await self._resolve(table)
-            self._core.fleet.swap(table, self._addresses)
+            wanted = {replica.endpoint for model in table.models for replica in model.replicas}
+            self._core.fleet.swap(table, await self._addresses.of(wanted))
             self._core.waiting.release()
             self._core.admission.release()
-
-    async def _resolve(self, table: RouteTable) -> None:
-        """Addresses of all endpoints; names are looked up here, never on the request's way."""
-        wanted = {replica.endpoint for model in table.models for replica in model.replicas}
-        told = {**self._addresses, **self._core.statics.addresses()}
-        known = {end: addr for end, addr in told.items() if end in wanted}
-        missing = wanted - known.keys()
-        async with trio.open_nursery() as nursery:
-            for endpoint in missing:
-                nursery.start_soon(self._look_up, endpoint, known)
-        self._addresses = known
-        self._core.statics.take_addresses(known)
-
-    async def _look_up(self, endpoint: Endpoint, found: dict[Endpoint, Address]) -> None:
-        try:
-            found[endpoint] = (await look_up(endpoint))[0]
-        except Unanswered as error:
-            self._core.stats.add("lookup_failures")
-            log.warning("endpoint has no address", host=endpoint.host, error=str(error))

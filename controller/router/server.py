@@ -158,10 +158,7 @@ async def _serve(
             core.access_lines = Lines(config.access_log_sample, sampling, core.stats)
             access_log = AccessLog(config.access_log, core.access_lines)
             nursery.start_soon(supervise, "access log", access_log.run)
-        nursery.start_soon(supervise, "signals", Signals(core).run)
-        if core.statics.all and config.watching.health_s:
-            watch = partial(core.statics.run, refresher.install)
-            nursery.start_soon(supervise, "static endpoints", watch)
+        _start_watching(nursery, core, refresher)
         recording = None
         if pool is not None:
             recording = _start_reading(nursery, core, pool, database.queries)
@@ -185,6 +182,15 @@ async def _serve(
         nursery.cancel_scope.cancel()
     if recording is not None:
         recording.close()
+
+
+def _start_watching(nursery: trio.Nursery, core: Core, refresher: Refresher) -> None:
+    """The loops that ask engines how they are, and name servers where."""
+    nursery.start_soon(supervise, "signals", Signals(core).run)
+    nursery.start_soon(supervise, "names of endpoints", refresher.follow)
+    if core.statics.all and core.config.watching.health_s:
+        watch = partial(core.statics.run, refresher.install)
+        nursery.start_soon(supervise, "static endpoints", watch)
 
 
 def _start_reading(

@@ -146,3 +146,21 @@ def quick() -> Timeouts:
 def engine() -> Iterator[FakeEngine]:
     with FakeEngine() as made:
         yield made
+
+
+@pytest.fixture
+def leads_to(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where the name engine.test leads at the moment; nowhere: it is not known."""
+    addresses: list[str] = []
+    real = socket.getaddrinfo
+
+    def found(host: Any, port: Any, *args: Any, **how: Any) -> list[Any]:
+        if host != "engine.test":
+            return real(host, port, *args, **how)
+        if how["flags"] or not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "not known")
+        kind = socket.AF_INET, socket.SOCK_STREAM, 6, ""
+        return [(*kind, (address, port)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    return addresses

@@ -149,24 +149,6 @@ async def test_D10_a_name_that_can_be_none_takes_nobody_elses_route_away(
     assert house.core.stats.counts["lookup_failures"] == 1
 
 
-@pytest.fixture
-def leads_to(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Where the name engine.test leads at the moment; nowhere: it is not known."""
-    addresses: list[str] = []
-    real = socket.getaddrinfo
-
-    def found(host: Any, port: Any, *args: Any, **how: Any) -> list[Any]:
-        if host != "engine.test":
-            return real(host, port, *args, **how)
-        if how["flags"] or not addresses:
-            raise socket.gaierror(socket.EAI_NONAME, "not known")
-        kind = socket.AF_INET, socket.SOCK_STREAM, 6, ""
-        return [(*kind, (address, port)) for address in addresses]
-
-    monkeypatch.setattr(socket, "getaddrinfo", found)
-    return addresses
-
-
 NOBODY, ENGINE = "127.0.0.9", "127.0.0.1"
 
 
@@ -232,11 +214,6 @@ async def test_a_silent_name_server_holds_no_thread_that_others_need(
             await trio.to_thread.run_sync(int)  # as for a compressed body
     finally:
         speaks.set()
-
-
-async def test_a_name_that_can_be_none_is_one_without_an_address() -> None:
-    with pytest.raises(Unanswered, match="has no address"):
-        await look_up(parse_endpoint("http://m\N{SNOWMAN}..test:80"))
 
 
 def test_one_miss_is_forgiven() -> None:
