@@ -23,7 +23,7 @@ from controller.allowances import Allowances
 from controller.catalog.faults import explain
 from controller.catalog.units import Mebibytes, Seconds  # noqa: TC001 - pydantic reads them
 from controller.endpoint import endpoint
-from sql.settings import DatabaseSettings, url_from_environment
+from sql.settings import URL_VARIABLE, DatabaseSettings, url_from_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -361,6 +361,7 @@ def _judge(settings: Settings) -> None:
             "nothing to serve: name a database (LLMGW_DATABASE_URL or [database] url) or "
             "fixed replicas (--endpoint id=URL=model)"
         )
+    _judge_url(settings)
     _judge_names(settings)
     host, _ = host_port(settings.admin_listen)
     if settings.role != "router" and not is_loopback(host):
@@ -374,6 +375,17 @@ def _judge(settings: Settings) -> None:
                 f"admin_listen {settings.admin_listen} would send tokens in clear text: set "
                 "admin_tls_cert and admin_tls_key, or insecure = true behind a proxy that does TLS"
             )
+
+
+def _judge_url(settings: Settings) -> None:
+    """Else each try to connect would fail, and processes that wait for a database never end."""
+    if settings.database is None:
+        return
+    url = settings.database.url.get_secret_value()
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise BadConfig(
+            f"database: url: it does not begin with postgresql://; see also {URL_VARIABLE}"
+        )
 
 
 def _judge_names(settings: Settings) -> None:

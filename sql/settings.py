@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 URL_VARIABLE = "LLMGW_DATABASE_URL"
 
@@ -27,13 +27,6 @@ class DatabaseSettings(BaseModel):
     prepared_statements: bool = Field(
         True, description="false behind a transaction-mode pooler that does not know them"
     )
-
-    @field_validator("url")
-    @classmethod
-    def _is_postgres(cls, value: SecretStr) -> SecretStr:
-        if not value.get_secret_value().startswith(("postgresql://", "postgres://")):
-            raise ValueError("it does not begin with postgresql://; see also " + URL_VARIABLE)
-        return value
 
 
 def url_from_environment() -> str | None:

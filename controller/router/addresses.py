@@ -55,6 +55,8 @@ class Addresses:
             failing = {
                 pool.endpoint for pool in self._core.fleet.pools.values() if pool.breaker.tripped
             }
+            if not (self._nowhere or failing):
+                continue
             found = await self._look_up(self._nowhere | failing)
             news = {end: at[0] for end, at in found.items() if self._known.get(end) not in at}
             if news:
