@@ -40,7 +40,7 @@ class Attempts(Elsewhere):
     def pin(self, replica: str, previous: str) -> None:
         """Only this replica can answer: it holds what the request goes on from."""
         self._pinned = replica, previous
-        self.fallback_by, self.may_fall_back = "previous", fallbacks.NONE
+        self.allow_fallback("previous", fallbacks.NONE)
 
     def begin(self) -> ApiError | None:
         """Send to the replica of choice."""

@@ -16,13 +16,7 @@ from controller.router.verdict import BY_STATUS
 if TYPE_CHECKING:
     from collections import deque
 
-    from controller.router.auth import Key
-    from controller.router.body import Asked
-    from controller.router.choose import Want
-    from controller.router.core import Core
     from controller.router.errors import ApiError
-    from controller.router.exchange import Exchange
-    from controller.router.http1 import Request
     from controller.router.pool import Pool, Target
 
 _FREE: Final = ("refusal",)  # the engine did nothing for it, and its breaker never opens
@@ -32,28 +26,14 @@ class Elsewhere(Sender):
     """A request that other models may answer, for reasons that its nearest word gives."""
 
     fallback: str | None = None  # why it is not the model
-    fallback_by = "settings"  # who said when another model may answer
+    fallback_by = ""  # who said when another model may answer
+    may_fall_back = fallbacks.NONE  # and when it may
     tried: tuple[Pool, ...] = ()  # of the model asked now; a wait for a place changes nothing
     _chain: deque[str] | None = None  # fallbacks that did not get it; None: not looked up
 
-    def __init__(
-        self,
-        core: Core,
-        exchange: Exchange,
-        request: Request,
-        asked: Asked,
-        model: str,
-        key: Key,
-        want: Want,
-    ) -> None:
-        super().__init__(core, exchange, request, asked, model, key, want)
-        self.may_fall_back = core.config.fallback_on
-        if key.fallback is not None:
-            self.fallback_by, self.may_fall_back = key.fallback
-
-    def allow_fallback(self, reasons: frozenset[str]) -> None:
-        """The request says itself when another model may answer: nobody is nearer."""
-        self.fallback_by, self.may_fall_back = "request", reasons
+    def allow_fallback(self, by: str, reasons: frozenset[str]) -> None:
+        """Another model may answer for these reasons, says `by`: the nearest says it last."""
+        self.fallback_by, self.may_fall_back = by, reasons
 
     def holds(self, status: int) -> bool:
         """Whether an answer with this status is decided on before the client sees it."""

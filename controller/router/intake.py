@@ -172,12 +172,13 @@ class Intake(ABC):
         itself = cast("Exchange", self)  # there is no other kind
         attempts = Attempts(core, itself, self.request, asked, model.name, self.key, want)
         self.attempts = attempts
+        attempts.allow_fallback(*(self.key.fallback or ("settings", core.config.fallback_on)))
         if self.request.fallback:
             chosen = fallbacks.chosen(self.request.fallback)
             if isinstance(chosen, ApiError):
                 self.refuse(chosen)
                 return
-            attempts.allow_fallback(chosen)
+            attempts.allow_fallback("request", chosen)
         reserved = self._core.tenancy.enter(self, model.name)
         if reserved is False:
             self._move(State.RESERVING)
