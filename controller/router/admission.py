@@ -2,9 +2,11 @@
 
 Full is a replica with `depth` requests of this router in flight. Who finds room is sent at once
 and never comes here. Of those that wait, a request leaves as soon as a replica has room for it
-(`room`, in the same turn of the reactor) and fair turns decide which (`fairqueue.py`). Whoever
-cannot have its turn before its deadline at the pace the queue drains now is refused at once: a
-client that is told early goes elsewhere, one that waits in vain has cost a place.
+(`room`, in the same turn of the reactor) and fair turns decide which (`fairqueue.py`), each in the
+lane of those for whom the same replicas will do: any of the model, the one that holds what a chain
+goes on from, or those that have not failed it. Whoever cannot have its turn before its deadline at
+the pace the queue drains now is refused at once: a client that is told early goes elsewhere, one
+that waits in vain has cost a place.
 """
 
 from __future__ import annotations
@@ -16,19 +18,23 @@ from typing import TYPE_CHECKING, Final
 from controller.router import errors
 from controller.router.clock import monotonic
 from controller.router.fairqueue import FairQueue
+from controller.router.fleet import USUAL
 from controller.router.pace import Pace
 from controller.router.stats import QUEUED
+from controller.router.turns import ANY
 from controller.router.waiters import AT_A_TIME, Waiters, patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from controller.router.attempts import Attempts
+    from controller.router.choose import Want
     from controller.router.core import Core
     from controller.router.errors import ApiError
-    from controller.router.fairqueue import Names, Weighted
+    from controller.router.fairqueue import Weighted
     from controller.router.http1 import Request
     from controller.router.pool import Pool, Target
+    from controller.router.turns import Lane
 
 INTERACTIVE, BATCH = ("interactive", 9.0), ("batch", 1.0)
 """Classes and their weights: while both wait, one turn in ten is a batch request's."""
@@ -38,16 +44,13 @@ AGAIN_S: Final = 5.0
 """When to come back, as long as nobody knows how fast the queue drains."""
 AWAY_S: Final = 1.0
 """When no replica is asked for longer than this, none is only busy."""
-MOST_ASIDE: Final = 16
-"""So many of those that a replica has failed are looked past for one that can go."""
 AGAIN_MAX_S: Final = 60.0
 """Official SDKs do not obey a longer Retry-After."""
 
 
 class Line:
-    """What waits for one model. Who was failed by a replica and waits for the others does so apart
-    and goes first where it can: else it would keep those away for whom any replica will do. There
-    are few of these: the retry budget bounds them."""
+    """What waits for one model. Who was failed by a replica waits for the others apart and goes
+    first where it can. There are few of these: the retry budget bounds them."""
 
     __slots__ = ("again", "model", "pace", "queue")
 
@@ -68,9 +71,15 @@ class Line:
         """All that wait, in no order that matters."""
         return [*self.queue.items(), *self.again.items()]
 
-    def eldest(self) -> float:
-        """Since when the next ones have waited."""
-        return min([q.first().waits_since for q in (self.queue, self.again) if q], default=math.inf)
+    def before(self, attempts: Attempts) -> bool:
+        """Whether somebody waits for all that one waits for who comes now."""
+        return ANY in self.queue.lanes or attempts.lane in self.of(attempts).lanes
+
+    def wants(self, pool: Pool) -> bool:
+        """Whether somebody waits for this replica, among few others or none."""
+        if pool.key in self.queue.lanes:
+            return True
+        return any(isinstance(failed, tuple) and pool not in failed for failed in self.again.lanes)
 
 
 class Admission(Waiters):
@@ -81,10 +90,17 @@ class Admission(Waiters):
         self._lines: dict[str, Line] = {}
         self._wider: dict[str, None] = {}  # models that may have room, to be looked at this turn
 
-    def queues(self, model: str) -> bool:
-        """Whether requests wait for any replica of the model: who comes now waits behind them."""
+    def place(self, attempts: Attempts) -> Target | None:
+        """Where one that comes now can go at once, unless it would overtake who waits for that."""
+        model = attempts.serving
         line = self._lines.get(model)
-        return line is not None and len(line.queue) > 0
+        if line is not None and line.before(attempts):
+            return None
+        target = self._place(model, attempts.lane, attempts.want)
+        if target is not None and line is not None and line.wants(target.pool):
+            self.look((model,))  # it has room, so their turn is near, and that of who comes now
+            return None
+        return target
 
     def enter(self, attempts: Attempts, request: Request) -> ApiError | None:
         """Take a place, or the error for the client; `attempts.resume` or `expired` follows."""
@@ -97,13 +113,13 @@ class Admission(Waiters):
             line.pace.start(now)  # before it is asked: an idle hour is no slow hour
         kind, tenant = KINDS[request.priority], attempts.key.tenancy
         queue = line.of(attempts)
-        due_s = line.pace.seconds(queue.place(kind, tenant), now)
+        due_s = line.pace.seconds(queue.place(kind, tenant, attempts.lane), now)
         if due_s is not None and due_s > wait_s:
             again_s = self._again(due_s - wait_s)
-            return errors.overloaded(line.model, due_s, wait_s, again_s)
+            return errors.overloaded(attempts.where, due_s, wait_s, again_s)
         if not self._makes_room(line, attempts, kind, tenant):
-            return errors.queue_full(line.model, self._again(due_s))
-        queue.push(attempts, kind, tenant)
+            return errors.queue_full(attempts.where, self._again(due_s))
+        queue.push(attempts, kind, tenant, attempts.lane)
         self._take(attempts, wait_s, now)
         self._core.fleet.room = self.room
         return None
@@ -115,13 +131,14 @@ class Admission(Waiters):
     def comment(self, model: str) -> str:
         return f"waiting for a free place at model {model}"
 
-    def error(self, model: str, waited_s: float) -> ApiError:
-        line, now, fleet = self._lines[model], monotonic(), self._core.fleet
+    def error(self, attempts: Attempts, waited_s: float) -> ApiError:
+        model, now, fleet = attempts.serving, monotonic(), self._core.fleet
+        line = self._lines[model]
         back_in_s = fleet.back_at(model) - now if fleet.serves(model) else 0.0
         if back_in_s > AWAY_S:
             return errors.cooling_down(model, back_in_s)
         due_s = line.pace.seconds(len(line), now)
-        return errors.queue_timeout(model, waited_s, self._again(due_s))
+        return errors.queue_timeout(attempts.where, waited_s, self._again(due_s))
 
     def room(self, pool: Pool) -> None:
         """A request left `pool`; called by the fleet while anything waits here."""
@@ -149,8 +166,8 @@ class Admission(Waiters):
         """The table is new: depths and replicas are others, and models may have none any more."""
         fleet = self._core.fleet
         for model, line in list(self._lines.items()):
-            if not fleet.serves(model):
-                for attempts in line.items():
+            for attempts in line.items():
+                if not attempts.is_served():
                     self.leave(attempts)
                     self._core.reactor.call_soon(attempts.resume)
             if not len(line) and model not in fleet.names:
@@ -178,7 +195,7 @@ class Admission(Waiters):
         if other is None:
             return False
         self.leave(other)
-        error = errors.queue_full(line.model, self._again(None))
+        error = errors.queue_full(other.where, self._again(None))
         self._core.reactor.call_soon(partial(other.turn_away, error))
         return True
 
@@ -198,19 +215,19 @@ class Admission(Waiters):
                 self.look(models)
 
     def _eldest(self, model: str) -> float:
-        line = self._lines.get(model)
-        return math.inf if line is None else line.eldest()
+        """Since when the next one has waited."""
+        found = self._next(model)
+        return math.inf if found is None else found[1].waits_since
 
     def _admit(self, model: str) -> bool:
         """Send the one whose turn it is, if anybody waits and a replica has room."""
-        line = self._lines.get(model)
-        if line is None:
+        found = self._next(model)
+        if found is None:
             return False
-        attempts, target = self._first(model, line.again)
-        if target is None:
-            attempts, target = self._first(model, line.queue)
-        if attempts is None or target is None:
-            return False
+        line, attempts, closed = found
+        target = self._place(model, attempts.lane, attempts.want)
+        assert target is not None, "its lane is open"
+        line.of(attempts).take(closed)
         now = monotonic()
         line.pace.took(now)
         self._core.stats.model(model).queue_wait.observe(now - attempts.waits_since)
@@ -218,37 +235,30 @@ class Admission(Waiters):
         attempts.resume(target)
         return True
 
-    def _first(
-        self, model: str, queue: FairQueue[Attempts]
-    ) -> tuple[Attempts | None, Target | None]:
-        """The first that can be sent, taken from the queue, and where to. Who only waits for a
-        replica that has not failed it keeps its turn."""
-        aside: list[tuple[Attempts, Names]] = []
-        try:
-            return self._look_past(model, queue, aside)
-        finally:
-            for attempts, (kind, tenant) in reversed(aside):
-                queue.push(attempts, kind, tenant, front=True)
+    def _next(self, model: str) -> tuple[Line, Attempts, list[Lane]] | None:
+        """Whose turn it is of those who can go, and the lanes of those who cannot."""
+        line = self._lines.get(model)
+        if line is None:
+            return None
+        for queue in (line.again, line.queue):
+            closed = [lane for lane in queue.lanes if self._place(model, lane, USUAL) is None]
+            if len(closed) < len(queue.lanes):
+                attempts = queue.first(closed)
+                assert attempts is not None
+                return line, attempts, closed
+        return None
 
-    def _look_past(
-        self, model: str, queue: FairQueue[Attempts], aside: list[tuple[Attempts, Names]]
-    ) -> tuple[Attempts | None, Target | None]:
-        while queue and len(aside) < MOST_ASIDE:
-            attempts = queue.first()
-            target = self._place_for(model, attempts)
-            if target is not None:
-                queue.take()
-                return attempts, target
-            if not attempts.tried:
-                break  # there is no room: none for those behind it either
-            aside.append((attempts, queue.remove(attempts)))
-        return None, None
-
-    def _place_for(self, model: str, attempts: Attempts) -> Target | None:
-        fleet, tried = self._core.fleet, attempts.tried
-        target = fleet.choose(model, tried, attempts.want)
-        if target is None and tried and fleet.fails(model, tried):
-            target = fleet.choose(model, (), attempts.want)  # those that failed it are all there is
+    def _place(self, model: str, lane: Lane, want: Want) -> Target | None:
+        """Where one that waits in this lane can go now."""
+        fleet = self._core.fleet
+        if lane == ANY:
+            return fleet.choose(model, (), want)
+        if isinstance(lane, str):
+            return fleet.with_room(model, lane)
+        assert isinstance(lane, tuple)
+        target = fleet.choose(model, lane, want)
+        if target is None and fleet.fails(model, lane):
+            target = fleet.choose(model, (), want)  # those that failed it are all there is
         return target
 
     def _left(self, attempts: Attempts) -> None:

@@ -13,6 +13,7 @@ from controller.router import errors, fallbacks
 from controller.router.clock import monotonic
 from controller.router.elsewhere import Elsewhere
 from controller.router.sender import NO_ANSWER
+from controller.router.turns import ANY
 from controller.router.upstream import Cause, Failure
 from controller.router.verdict import BY_CAUSE, KEY_REFUSED, Again, Verdict, judge
 from controller.router.verdict import NEVER as NOT_AGAIN
@@ -43,23 +44,45 @@ class Attempts(Elsewhere):
         self.allow_fallback("previous", fallbacks.NONE)
 
     def begin(self) -> ApiError | None:
-        """Send to the replica of choice."""
-        if self._pinned is not None:
-            return self._go_on(*self._pinned)
+        """Send to the replica of choice, or wait for it."""
         core, target = self._core, self._given
-        if target is not None:
-            self._given = None
-        elif not (core.admission.count and core.admission.queues(self.serving)):
-            target = core.fleet.choose(self.serving, self.tried, self.want)
+        self._given = None
+        if target is None:
+            if self._pinned is not None or core.admission.count:
+                target = core.admission.place(self)
+            else:
+                target = core.fleet.choose(self.serving, self.tried, self.want)
         if target is None:
             return self._unserved()
         if not self._prefers_fallback(target, "unavailable"):
             self._send(target)
         return None
 
+    @property
+    def lane(self) -> str | tuple[Pool, ...]:
+        """Which replicas will do: any, one by its name, or all but those that have failed it."""
+        return self.tried or (ANY if self._pinned is None else self._pinned[0])
+
+    @property
+    def where(self) -> str:
+        """These, for people."""
+        if self._pinned is not None:
+            return f"the replica of model '{self.serving}' that holds '{self._pinned[1]}'"
+        return f"any replica of model '{self.serving}'"
+
+    def is_served(self) -> bool:
+        """Whether a replica that can answer it is ready, with room or without."""
+        if self._pinned is not None:
+            return self._core.fleet.target(self.serving, self._pinned[0]) is not None
+        return self._core.fleet.serves(self.serving)
+
     def _unserved(self) -> ApiError | None:
         """No replica may have it now: wait for one, or for the model to start, or fall back."""
         core = self._core
+        if self._pinned is not None:
+            if self.is_served():
+                return core.admission.enter(self, self._request)
+            return errors.no_previous(self._pinned[1])
         error: ApiError | None = errors.no_replica(self.model)
         if core.fleet.serves(self.serving):
             if self._flees("unavailable"):
@@ -78,13 +101,6 @@ class Attempts(Elsewhere):
                 return errors.cooling_down(self.model, back_in_s)
         return self._core.admission.enter(self, self._request)
 
-    def _go_on(self, replica: str, previous: str) -> ApiError | None:
-        target = self._core.fleet.target(self.model, replica)
-        if target is None:
-            return errors.no_previous(previous)
-        self._send(target)
-        return None
-
     def resume(self, target: Target | None = None) -> None:
         """A replica is there: the clocks of sending start now, not when the wait began."""
         self.started = monotonic()
@@ -94,7 +110,7 @@ class Attempts(Elsewhere):
     def give_up(self) -> None:
         """It waits in vain: another model answers, or the client learns why."""
         if self.waits:
-            self.turn_away(self.waits.error(self.serving, monotonic() - self.waits_since))
+            self.turn_away(self.waits.error(self, monotonic() - self.waits_since))
 
     def flee(self) -> None:
         """All replicas of the model that it waits for fail by now: give up, where a fallback has

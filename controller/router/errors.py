@@ -174,32 +174,32 @@ def waiting_full(model: str) -> ApiError:
     )
 
 
-def queue_full(model: str, retry_s: int) -> ApiError:
+def queue_full(where: str, retry_s: int) -> ApiError:
     """No place for it: others wait already, and it is no more its turn than theirs."""
     return _unavailable(
         "queue_full",
-        f"All replicas of model '{model}' are busy and too many requests wait already. Try again "
-        f"in {retry_s} s.",
+        f"No place is free at {where}, and too many requests wait already. Try again in "
+        f"{retry_s} s.",
         retry_after_s=retry_s,
     )
 
 
-def overloaded(model: str, due_s: float, wait_s: float, retry_s: int) -> ApiError:
+def overloaded(where: str, due_s: float, wait_s: float, retry_s: int) -> ApiError:
     """It would wait in vain, so it does not begin to."""
     return _unavailable(
         "overloaded",
-        f"All replicas of model '{model}' are busy: its turn would come in about {due_s:.0f} s, "
-        f"and it waits for {wait_s:.0f} s at most. Try again in {retry_s} s.",
+        f"No place is free at {where}: its turn would come in about {due_s:.0f} s, and it waits "
+        f"for {wait_s:.0f} s at most. Try again in {retry_s} s.",
         retry_after_s=retry_s,
     )
 
 
-def queue_timeout(model: str, waited_s: float, retry_s: int) -> ApiError:
+def queue_timeout(where: str, waited_s: float, retry_s: int) -> ApiError:
     """It had a place and no turn before its deadline."""
     return _unavailable(
         "queue_timeout",
-        f"All replicas of model '{model}' were busy for {waited_s:.0f} s. Try again in {retry_s} s "
-        "or wait longer, see X-Llmgw-Wait.",
+        f"No place was free at {where} for {waited_s:.0f} s. Try again in {retry_s} s or wait "
+        "longer, see X-Llmgw-Wait.",
         retry_after_s=retry_s,
     )
 

@@ -1,164 +1,149 @@
 """Whose turn it is when requests wait: fair between classes, in a class between tenants. Pure.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996), one request costing one turn. Each flow has
-a tag, the virtual time at which its next turn is due; the lowest tag goes first and its flow's tag
-moves on by 1/weight. A flow that returns is not served for the time it was away: a new one starts
-at the present virtual time, and one that ran empty keeps its tag until the others have passed it.
-Of two flows that wait all the while, the turns differ by less than one of each, by weight.
+How turns are taken is `turns.py`. Not every replica will do for every request, so each waits in a
+lane. Who takes a turn names the lanes that are closed now: they are looked past, and keep nobody
+behind them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from heapq import heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from controller.router.turns import ANY, Flow, Lane, Turns, rivals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Container, Mapping
 
 T = TypeVar("T")
-Q = TypeVar("Q")
 Weighted = tuple[str, float]  # a name and its weight, above 0
-Fifo = OrderedDict[T, None]
-Names = tuple[Weighted, Weighted]  # of a class, and of a tenant in it
+NONE: Final[frozenset[str]] = frozenset()
 
 
-class Flow(Generic[Q]):
-    """One that takes turns: what waits in it, and when its next turn is due."""
+class Own(Generic[T]):
+    """What waits of one tenant in a class: first come first, in each lane."""
 
-    __slots__ = ("queue", "tag", "waiting", "weight")
-
-    def __init__(self, queue: Q, weight: float, tag: float) -> None:
-        self.queue = queue
-        self.weight = weight
-        self.tag = tag
-        self.waiting = 0
-
-
-class Turns(Generic[Q]):
-    """Flows by name. Every operation is O(log flows); whoever adds or drops says so here."""
+    __slots__ = ("_came", "lanes")
 
     def __init__(self) -> None:
-        self.flows: dict[str, Flow[Q]] = {}
-        self.waiting = 0
-        self._weight = 0.0  # of the flows in which something waits
-        self._due: list[tuple[float, int, str]] = []  # each flow once, empty ones too
-        self._now = 0.0  # virtual time: the tag served last
-        self._born = 0  # of equal tags the older flow goes first
+        self.lanes: dict[Lane, OrderedDict[T, int]] = {}  # none is empty
+        self._came = 0
 
-    def flow(self, name: str, weight: float, queue: Callable[[], Q]) -> Flow[Q]:
-        """The flow of that name, made where there is none; its weight is `weight` from now on."""
-        flow = self.flows.get(name)
-        if flow is None:
-            flow = self.flows[name] = Flow(queue(), weight, self._now)
-            self._born += 1
-            heappush(self._due, (flow.tag, self._born, name))
-        elif flow.weight != weight:
-            if flow.waiting:
-                self._weight += weight - flow.weight
-            flow.weight = weight
-        return flow
+    def push(self, item: T, lane: Lane) -> None:
+        if lane not in self.lanes:
+            self.lanes[lane] = OrderedDict()
+        self._came += 1
+        self.lanes[lane][item] = self._came
 
-    def add(self, flow: Flow[Q]) -> None:
-        """One more waits in `flow`."""
-        if not flow.waiting:
-            self._weight += flow.weight
-        flow.waiting += 1
-        self.waiting += 1
+    def remove(self, item: T, lane: Lane) -> None:
+        del self.lanes[lane][item]
+        if not self.lanes[lane]:
+            del self.lanes[lane]
 
-    def drop(self, flow: Flow[Q]) -> None:
-        """One less waits in it. When nothing waits at all, the past is forgotten."""
-        flow.waiting -= 1
-        self.waiting -= 1
-        if not self.waiting:
-            self.flows.clear()
-            self._due.clear()
-            self._weight = self._now = 0.0
-        elif not flow.waiting:
-            self._weight -= flow.weight
+    def first(self, closed: Container[Lane]) -> T | None:
+        """The first that can go; None when none can."""
+        first, came = None, self._came + 1
+        for lane, items in self.lanes.items():
+            if lane not in closed:
+                item = next(iter(items))
+                if items[item] < came:
+                    first, came = item, items[item]
+        return first
 
-    def next(self) -> Flow[Q]:
-        """The flow whose turn it is. Something must wait."""
-        while True:
-            name = self._due[0][2]
-            flow = self.flows[name]
-            if flow.waiting:
-                return flow
-            heappop(self._due)
-            del self.flows[name]
+    def newest(self) -> T | None:
+        """Who came last; None when nobody waits."""
+        newest, came = None, 0
+        for items in self.lanes.values():
+            item = next(reversed(items))
+            if items[item] > came:
+                newest, came = item, items[item]
+        return newest
 
-    def served(self, flow: Flow[Q]) -> None:
-        """The flow that `next` gave has had its turn."""
-        _, born, name = self._due[0]
-        self._now = flow.tag
-        flow.tag += 1 / flow.weight
-        heapreplace(self._due, (flow.tag, born, name))
-
-    def share(self, flow: Flow[Q] | None, weight: float) -> float:
-        """What part of the turns a flow of that weight gets while it waits, from above 0 to 1."""
-        others = self._weight - (flow.weight if flow is not None and flow.waiting else 0.0)
-        return weight / (others + weight)
+    def count(self) -> dict[Lane, int]:
+        """How many wait in each lane."""
+        return {lane: len(items) for lane, items in self.lanes.items()}
 
 
-Place = tuple[Flow[Turns[Fifo[T]]], Flow[Fifo[T]], Names]
+Outer = Flow[Turns[Own[T]]]
+Inner = Flow[Own[T]]
 
 
 class FairQueue(Generic[T]):
     """What waits, by class and tenant. Items are hashable and wait at most once."""
 
     def __init__(self) -> None:
-        self._classes: Turns[Turns[Fifo[T]]] = Turns()
-        self._where: dict[T, Place[T]] = {}
+        self._classes: Turns[Turns[Own[T]]] = Turns()
+        self._where: dict[T, tuple[Outer[T], Inner[T], Lane]] = {}
 
     def __len__(self) -> int:
         return self._classes.waiting
 
-    def push(self, item: T, kind: Weighted, tenant: Weighted, *, front: bool = False) -> None:
-        """`item` waits behind its tenant's others, or before them."""
+    @property
+    def lanes(self) -> Mapping[Lane, int]:
+        """How many wait in each lane in which somebody does."""
+        return self._classes.lanes
+
+    def push(self, item: T, kind: Weighted, tenant: Weighted, lane: Lane = ANY) -> None:
+        """`item` waits behind its tenant's others."""
         outer = self._classes.flow(*kind, Turns)
-        inner = outer.queue.flow(*tenant, OrderedDict)
-        inner.queue[item] = None
-        if front:
-            inner.queue.move_to_end(item, last=False)
-        self._where[item] = outer, inner, (kind, tenant)
-        outer.queue.add(inner)
-        self._classes.add(outer)
+        inner = outer.queue.flow(*tenant, Own)
+        inner.queue.push(item, lane)
+        self._where[item] = outer, inner, lane
+        outer.queue.add(inner, lane)
+        self._classes.add(outer, lane)
 
-    def first(self) -> T:
-        """Whose turn it is; it stays. Something must wait."""
-        return next(iter(self._classes.next().queue.next().queue))
+    def first(self, closed: Container[Lane] = NONE) -> T | None:
+        """Whose turn it is; it stays. None when nobody waits, or in closed lanes only."""
+        return None if (found := self._next(closed)) is None else found[2]
 
-    def take(self) -> T:
-        """Whose turn it is; it is gone and its tenant and class have had their turn."""
-        outer = self._classes.next()
-        inner = outer.queue.next()
-        item = next(iter(inner.queue))
+    def take(self, closed: Container[Lane] = NONE) -> T | None:
+        """The same; it is gone, and its tenant and class have had their turn."""
+        found = self._next(closed)
+        if found is None:
+            return None
+        outer, inner, item = found
         outer.queue.served(inner)
         self._classes.served(outer)
         self.remove(item)
         return item
 
-    def remove(self, item: T) -> Names:
+    def _next(self, closed: Container[Lane]) -> tuple[Outer[T], Inner[T], T] | None:
+        if not self._classes.waiting:
+            return None
+        outer = self._classes.next()
+        inner = outer.queue.next()
+        item = inner.queue.first(closed)
+        if item is not None:
+            return outer, inner, item
+        for outer in self._classes.in_order():
+            for inner in outer.queue.in_order():
+                item = inner.queue.first(closed)
+                if item is not None:
+                    return outer, inner, item
+        return None
+
+    def remove(self, item: T) -> None:
         """`item` waits no longer, and nobody is charged a turn. KeyError when it did not wait."""
-        outer, inner, names = self._where.pop(item)
-        del inner.queue[item]
-        outer.queue.drop(inner)
-        self._classes.drop(outer)
-        return names
+        outer, inner, lane = self._where.pop(item)
+        inner.queue.remove(item, lane)
+        outer.queue.drop(inner, lane)
+        self._classes.drop(outer, lane)
 
     def items(self) -> list[T]:
         """All that wait, in no order that matters."""
         return list(self._where)
 
-    def place(self, kind: Weighted, tenant: Weighted) -> float:
-        """At most so many turns until one that comes now has had its own."""
+    def place(self, kind: Weighted, tenant: Weighted, lane: Lane = ANY) -> float:
+        """At most so many turns until one that comes now has had its own, if no lane that it waits
+        for is closed."""
         outer = self._classes.flows.get(kind[0])
         inner = None if outer is None else outer.queue.flows.get(tenant[0])
-        among = 1.0 if outer is None else outer.waiting + 1.0
-        own = 1.0 if inner is None else inner.waiting + 1.0
+        among = 1.0 if outer is None else 1.0 + rivals(outer.queue.lanes, lane)
+        own = 1.0 if inner is None else 1.0 + rivals(inner.queue.count(), lane)
         if outer is not None:
             among = min(among, own / outer.queue.share(inner, tenant[1]))
-        return min(len(self) + 1.0, among / self._classes.share(outer, kind[1]))
+        everyone = 1.0 + rivals(self._classes.lanes, lane)
+        return min(everyone, among / self._classes.share(outer, kind[1]))
 
     def gives_way(self, kind: Weighted, tenant: Weighted, places: int) -> T | None:
         """Who leaves a queue of so many `places`, all taken, for one that comes now: the newest of
@@ -176,4 +161,4 @@ class FairQueue(Generic[T]):
                 held = flow.waiting / (group.weight * flow.weight)
                 if held > most:
                     most, newest = held, flow
-        return None if newest is None else next(reversed(newest.queue))
+        return None if newest is None else newest.queue.newest()

@@ -138,6 +138,15 @@ class Fleet:
         members = () if group is None else group.members
         return next((target for target in members if target.pool.key == key), None)
 
+    def with_room(self, model: str, key: str) -> Target | None:
+        """This ready replica of the model, if it has room and is not held. One that fails is asked
+        all the same: no other could answer instead of it."""
+        target = self.target(model, key)
+        if target is None or target.pool.in_flight >= target.pool.depth:
+            return None
+        breaker = target.pool.breaker
+        return target if breaker.tripped or breaker.admits(monotonic()) else None
+
     def choose(self, model: str, tried: tuple[Pool, ...], want: Want = USUAL) -> Target | None:
         """A ready replica of `model` with room that was not tried yet and may have a request now.
 

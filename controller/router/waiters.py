@@ -38,7 +38,7 @@ class Waiters(ABC):
         """What a client that waits is told meanwhile."""
 
     @abstractmethod
-    def error(self, model: str, waited_s: float) -> ApiError:
+    def error(self, attempts: Attempts, waited_s: float) -> ApiError:
         """What to tell who waited in vain."""
 
     def leave(self, attempts: Attempts) -> None:

@@ -133,7 +133,8 @@ class WaitingRoom(Waiters):
                 for attempts in list(line.members):
                     self._core.reactor.call_soon(attempts.give_up)
 
-    def error(self, model: str, waited_s: float) -> ApiError:
+    def error(self, attempts: Attempts, waited_s: float) -> ApiError:
+        model = attempts.model
         line = self._lines.get(model)
         if line is None or line.delay is None:
             return errors.woken_too_late(model, waited_s, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from itertools import count, pairwise
 from typing import Any
 
@@ -14,14 +14,22 @@ from hypothesis import strategies as st
 from controller.router.admission import BATCH, INTERACTIVE
 from controller.router.fairqueue import FairQueue
 from controller.router.pace import ENOUGH, WINDOW_S, Pace
+from controller.router.turns import ANY
 
 KINDS = (INTERACTIVE, BATCH)
 TENANTS = (("a", 1.0), ("b", 1.0), ("c", 2.0), ("d", 0.5))
+LANES = (ANY, "x", "y")
+closings = st.sets(st.sampled_from(LANES))
 
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("push"), st.sampled_from(KINDS), st.sampled_from(TENANTS)),
-        st.just(("take",)),
+        st.tuples(
+            st.just("push"),
+            st.sampled_from(KINDS),
+            st.sampled_from(TENANTS),
+            st.sampled_from(LANES),
+        ),
+        st.tuples(st.just("take"), closings),
         st.tuples(st.just("remove"), st.integers(0, 1000)),
     ),
     max_size=120,
@@ -33,34 +41,41 @@ def test_any_sequence_gives_out_everything_once_and_first_come_first_in_a_tenant
     sequence: list[tuple[Any, ...]],
 ) -> None:
     queue: FairQueue[int] = FairQueue()
-    waiting: dict[tuple[Any, Any], deque[int]] = {}
+    waiting: dict[tuple[Any, Any], dict[int, Any]] = {}  # numbers and their lanes
     numbers = count()
     for step in sequence:
         everything = [(where, n) for where, line in waiting.items() for n in line]
+        lanes = Counter(lane for line in waiting.values() for lane in line.values())
         if step[0] == "push":
             number = next(numbers)
-            queue.push(number, step[1], step[2])
-            waiting.setdefault((step[1], step[2]), deque()).append(number)
-        elif not everything:
-            assert len(queue) == 0
+            queue.push(number, *step[1:])
+            waiting.setdefault((step[1], step[2]), {})[number] = step[3]
         elif step[0] == "take":
-            first = queue.first()
-            assert queue.take() == first
-            (line,) = [line for line in waiting.values() if first in line]
-            assert line.popleft() == first
-        else:
+            first = queue.first(step[1])
+            assert queue.take(step[1]) == first
+            assert (first is None) == (not lanes.keys() - step[1])
+            for line in waiting.values():
+                if first in line:
+                    assert first == next(n for n, lane in line.items() if lane not in step[1])
+                    del line[first]
+        elif everything:
             where, number = everything[step[1] % len(everything)]
             queue.remove(number)
-            waiting[where].remove(number)
+            del waiting[where][number]
         assert sorted(queue.items()) == sorted(n for line in waiting.values() for n in line)
-        assert len(queue) == len(queue.items())
+        assert len(queue) == len(queue.items()) == sum(queue.lanes.values())
         kind, tenant = KINDS[len(waiting) % 2], TENANTS[len(queue) % 4]
-        assert queue.place(kind, tenant) == pytest.approx(place(waiting, kind, tenant))
+        for lane in LANES:
+            rivals = {
+                where: sum(one in (ANY, lane) for one in line.values())
+                for where, line in waiting.items()
+                if line
+            }
+            assert queue.place(kind, tenant, lane) == pytest.approx(place(rivals, kind, tenant))
 
 
-def place(waiting: dict[Any, deque[int]], kind: Any, tenant: Any) -> float:
+def place(lines: dict[Any, int], kind: Any, tenant: Any) -> float:
     """Its own requests and it, times what the others get meanwhile; everybody at most."""
-    lines = {where: len(line) for where, line in waiting.items() if line}
     kinds = {k for k, _ in lines} | {kind}
     tenants = {t for k, t in lines if k == kind} | {tenant}
     among = sum(n for (k, _), n in lines.items() if k == kind) + 1
@@ -73,7 +88,8 @@ def place(waiting: dict[Any, deque[int]], kind: Any, tenant: Any) -> float:
 def test_turns_differ_by_less_than_one_of_each_by_weight(
     others: list[tuple[tuple[str, float], int]], data: st.DataObject
 ) -> None:
-    """Over any stretch in which two tenants of a class wait all the while, and so two classes."""
+    """Over any stretch in which two tenants of a class wait all the while, and so two classes,
+    whatever others wait for."""
     queue: FairQueue[Any] = FairQueue()
     for number in range(60):
         for kind in KINDS:
@@ -82,8 +98,9 @@ def test_turns_differ_by_less_than_one_of_each_by_weight(
     served: list[tuple[str, str]] = []
     for kind, pick in others:  # what else comes and goes does not matter
         if pick == 3:
-            queue.push((kind[0], "d", data.draw(st.uuids())), kind, TENANTS[3])
-        kind_name, tenant_name, _ = queue.take()
+            lane = data.draw(st.sampled_from(LANES))
+            queue.push((kind[0], "d", data.draw(st.uuids())), kind, TENANTS[3], lane)
+        kind_name, tenant_name, _ = queue.take(data.draw(closings) - {ANY})
         served.append((kind_name, tenant_name))
     start = data.draw(st.integers(0, len(served)))
     stretch = served[start:]
@@ -119,6 +136,29 @@ def test_who_returns_is_not_served_for_the_time_it_was_away_and_not_for_coming_a
         if who == "b":
             queue.push(("b", number), INTERACTIVE, ("b", 1.0))
     assert abs(got["a"] - got["b"]) <= 2
+
+
+def test_who_was_looked_past_goes_first_when_its_lane_opens_and_then_takes_turns() -> None:
+    queue: FairQueue[Any] = FairQueue()
+    for number in range(50):
+        queue.push(("x", number), INTERACTIVE, ("x", 1.0), "x")
+        queue.push(("a", number), INTERACTIVE, ("a", 1.0))
+    assert [queue.take({"x"}) for _ in range(20)] == [("a", n) for n in range(20)]
+    assert [queue.take()[0] for _ in range(8)] == list("xxaxaxax")
+    assert queue.take({ANY, "x"}) is None
+
+
+def test_tenants_that_come_and_go_while_another_is_looked_past_are_forgotten() -> None:
+    queue: FairQueue[Any] = FairQueue()
+    queue.push("waits", INTERACTIVE, ("x", 1.0), "x")
+    for number in range(100):
+        queue.push(number, INTERACTIVE, (f"tenant {number}", 1.0))
+        assert queue.take({"x"}) == number
+    for number in range(3):  # they could have had as many turns by then
+        queue.push(number, INTERACTIVE, ("a", 1.0))
+        assert queue.take({"x"}) == number
+    assert set(queue._classes.next().queue.flows) == {"x", "a"}
+    assert queue.take() == "waits"
 
 
 @given(
