@@ -80,6 +80,8 @@ def _completed(route: Route, asked: Asked, told: Tokens, made: int | None) -> To
 
 def prompt_tokens(asked: Asked) -> int:
     """About so many tokens are in a JSON request."""
+    if asked.prompt is not None:
+        return asked.prompt
     body = asked.raw
     size = len(body)
     # One look for what all begin with; `rfind` takes a fifth of the time that `find` does.

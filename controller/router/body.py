@@ -40,7 +40,7 @@ _TRUE: Final = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic re
 class Asked:
     """What the client wants, read from its body."""
 
-    __slots__ = ("ask_usage", "document", "model", "model_at", "raw", "stream")
+    __slots__ = ("ask_usage", "document", "model", "model_at", "prompt", "raw", "stream")
 
     def __init__(
         self,
@@ -57,6 +57,11 @@ class Asked:
         self.stream = stream
         self.ask_usage = ask_usage  # it streams and did not ask for usage, so we must
         self.model_at = model_at  # in a form: where the name lies in `raw`
+        self.prompt: int | None = None  # tokens of it, about; known once `raw` is gone
+
+    def let_go(self, prompt: int) -> None:
+        """No engine gets it any more: of what may be long, its `prompt` tokens are left."""
+        self.raw, self.document, self.prompt = b"", {}, prompt
 
 
 def read(raw: bytes, *, asks_usage: bool = False) -> Asked | ApiError:

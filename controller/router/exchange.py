@@ -222,6 +222,7 @@ class Exchange(Intake):
         if self._state is not State.WAITING or relay is None or attempts is None:
             return
         self._move(State.RELAYING)
+        attempts.let_go()
         if relay.status not in BY_STATUS and attempts.target is not None:
             attempts.target.pool.answered(relay.status)
 

@@ -69,7 +69,7 @@ class Request:
     expects = False
     keep_alive = True
     body = b""
-    came = 0  # bytes of the body of a request that was refused before it was complete
+    came = 0  # bytes of a body that is not here, or not any more
     complete = False
 
     def __init__(self) -> None:
@@ -78,6 +78,10 @@ class Request:
     @property
     def path(self) -> bytes:
         return self.target.partition(b"?")[0]
+
+    def let_go(self) -> None:
+        """Nobody reads its body any more."""
+        self.came, self.body = len(self.body), b""
 
 
 class RequestReader:

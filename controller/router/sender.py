@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from controller.router.bill import prompt_tokens
 from controller.router.body import rewritten, too_deep
 from controller.router.clock import monotonic
 from controller.router.deadlines import Timed
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from controller.router.http1 import Request
     from controller.router.pool import Target
 
+SHORT_BYTES: Final = 16 * 1024
+"""So long a body is kept until its answer ends: to let it go is not worth the look at it."""
 NO_ANSWER: Final = "no_answer"  # a 200 with nothing in it, or with what nobody can read
 ENDED_BADLY: Final = {ERROR_EVENT: "error_event", UPSTREAM_FAILED: NO_ANSWER}
 """Why an attempt failed whose answer the client saw in part, by the code of its row."""
@@ -82,6 +85,13 @@ class Sender(Timed):
         up, self.up = self.up, None
         if up is not None:
             up.cancel()
+
+    def let_go(self) -> None:
+        """It is not sent again: a stream may go on for an hour, and its prompt may be long."""
+        if len(self._body) > SHORT_BYTES:
+            self.asked.let_go(prompt_tokens(self.asked))
+            self._request.let_go()
+            self._body = b""
 
     def _send(self, target: Target, *, again: bool = False) -> None:
         if self.up is not None:  # a stream whose first event was an error may have more to say
