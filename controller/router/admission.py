@@ -71,9 +71,9 @@ class Line:
         """All that wait, in no order that matters."""
         return [*self.queue.items(), *self.again.items()]
 
-    def before(self, attempts: Attempts) -> bool:
-        """Whether somebody waits for all that one waits for who comes now."""
-        return ANY in self.queue.lanes or attempts.lane in self.of(attempts).lanes
+    def has_before(self, lane: Lane) -> bool:
+        """Whether somebody waits for all that one in this lane waits for who comes now."""
+        return ANY in self.queue.lanes or lane in self.queue.lanes or lane in self.again.lanes
 
     def wants(self, pool: Pool) -> bool:
         """Whether somebody waits for this replica, among few others or none."""
@@ -90,13 +90,12 @@ class Admission(Waiters):
         self._lines: dict[str, Line] = {}
         self._wider: dict[str, None] = {}  # models that may have room, to be looked at this turn
 
-    def place(self, attempts: Attempts) -> Target | None:
+    def place(self, model: str, lane: Lane, want: Want) -> Target | None:
         """Where one that comes now can go at once, unless it would overtake who waits for that."""
-        model = attempts.serving
         line = self._lines.get(model)
-        if line is not None and line.before(attempts):
+        if line is not None and line.has_before(lane):
             return None
-        target = self._place(model, attempts.lane, attempts.want)
+        target = self._place(model, lane, want)
         if target is not None and line is not None and line.wants(target.pool):
             self.look((model,))  # it has room, so their turn is near, and that of who comes now
             return None

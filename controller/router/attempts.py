@@ -49,7 +49,7 @@ class Attempts(Elsewhere):
         self._given = None
         if target is None:
             if self._pinned is not None or core.admission.count:
-                target = core.admission.place(self)
+                target = core.admission.place(self.serving, self.lane, self.want)
             else:
                 target = core.fleet.choose(self.serving, self.tried, self.want)
         if target is None:

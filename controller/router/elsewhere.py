@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from controller.router import fallbacks
 from controller.router.clock import monotonic
 from controller.router.sender import Sender
+from controller.router.turns import ANY
 from controller.router.verdict import BY_STATUS
 
 if TYPE_CHECKING:
@@ -81,14 +82,14 @@ class Elsewhere(Sender):
         return True
 
     def _fallback(self, *, better: bool) -> tuple[str, Target] | None:
-        """The next model of the chain that has a ready replica with room, and this one; one that
-        failed lately only if no other works.
+        """The next model of the chain that has a ready replica with room for which nobody waits,
+        and this one; one that failed lately only if no other works.
 
         `better`: than a last resort, which the model itself has, too.
         """
         doubtful = None
         for name in self._others():
-            target = self._core.fleet.choose(name, (), self.want)
+            target = self._core.admission.place(name, ANY, self.want)
             if target is not None and not target.pool.breaker.tripped:
                 return name, target
             if doubtful is None and target is not None:

@@ -145,3 +145,30 @@ async def test_an_engine_that_was_not_reached_costs_no_more_than_none(house: Hou
     assert answer.headers["x-llmgw-fallback"] == "b; on=error; by=settings"
     assert [len(engine.chats()) for engine in house.engines] == [1, 1]
     assert house.core.stats.upstream_failures[("dead", "connect_failed")] >= 1
+
+
+async def test_a_fallback_does_not_overtake_those_that_wait_for_its_model(
+    full: Full, house: House
+) -> None:
+    """It took the room that had just appeared there."""
+    bad, good = house.engine(status=500, hold=True), house.engine(hold=True)
+    full.engine = good
+    await house.start(
+        endpoints=(StaticEndpoint("bad", bad.url, ("a",)),
+                   StaticEndpoint("good", good.url, ("m",), 1)),
+        fallbacks=(("a", ("m",)),), retries=Retries(3, 1.0, 100), breaker=NEVER_OPEN,
+    )  # fmt: skip
+    (filler,) = await full.fill()
+    (first,) = await full.queue("first")
+    other = await house.wire()
+    await other.chat(model="a", user="fallback")
+    await until(bad.held)
+    core = house.core
+    core.fleet.pools["good"].depth = 2  # there is room, and nobody was told of it yet
+    bad.release()
+    while core.stats.upstream_failures.get(("bad", "500")) is None:
+        core.reactor._turns()
+    assert (await other.answer()).status == 500
+    await until(lambda: full.served() == ["first"])
+    good.release(2)
+    assert await answered(filler, first) == [200, 200]
