@@ -242,10 +242,9 @@ class UpstreamConnection(Connection):
         head, self._head = self._head, None
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
-        if body and self._sent_at:
-            self.pool.timed(monotonic() - self._sent_at)
-            self._sent_at = 0.0
         if self._complete:
+            if body and self._sent_at:
+                self._time_first()
             self._release()
         else:
             self._framing = 0 if body else self._framing + len(data)
@@ -254,6 +253,14 @@ class UpstreamConnection(Connection):
                 return
             self._progress(head, body)
         owner.on_answer(head, body, complete=self._complete)
+        if self._sent_at and self._begun and self.owner is owner:
+            self._time_first()
+
+    def _time_first(self) -> None:
+        """The first of its answer is here: no comment, nor an event that says only that it was
+        begun."""
+        self.pool.timed(monotonic() - self._sent_at)
+        self._sent_at = 0.0
 
     def _progress(self, head: Head | None, body: bytes) -> None:
         """What an engine says in comments of its stream is no progress: one whose model hangs

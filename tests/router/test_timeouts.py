@@ -374,8 +374,11 @@ async def test_that_an_answer_was_begun_is_no_first_token(house: House) -> None:
         await wire.post("/v1/responses", {"model": "m", "input": "x", "stream": True})
         for _ in range(8):  # twice as long
             await wire.until(b": keep-alive")
+        (pool,) = house.core.fleet.pools.values()
+        assert pool.first_byte_s == 0.0, "nor does it say how fast this replica is"
         go_on.set()
         await wire.until(token)
+        assert pool.first_byte_s > 0.7
         await wire.until(b"idle timeout")
         nursery.cancel_scope.cancel()
 
