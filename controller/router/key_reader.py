@@ -165,10 +165,18 @@ class KeyReader:
     # -- what was used ---------------------------------------------------------------------------
 
     async def tell_use(self) -> None:
-        """Tell Postgres once a minute for ever which keys were used; its errors end this call."""
+        """Tell it once a minute for ever; errors of the database end this call."""
         while True:
             await trio.sleep(USED_EVERY_S)
-            used = self._keys.cache.take_used()
-            for start in range(0, len(used), BATCH):
-                ids = used[start : start + BATCH]
-                await self._pool.fetchval(self._queries["keys_used"], ids)
+            await self.tell_used()
+
+    async def tell_used(self) -> None:
+        """Tell Postgres which keys were used. What it did not take is told the next time: of a key
+        that is used once a day nobody would know. Raises sql.errors."""
+        used = self._keys.cache.take_used()
+        try:
+            while used:
+                await self._pool.fetchval(self._queries["keys_used"], used[:BATCH])
+                del used[:BATCH]
+        finally:
+            self._keys.cache.note_used(used)

@@ -84,3 +84,7 @@ class KeyCache:
         """Ids of the keys that were used since the last call."""
         used, self._used = self._used, set()
         return list(used)
+
+    def note_used(self, ids: Iterable[str]) -> None:
+        """These were used, and Postgres was not told yet."""
+        self._used.update(ids)

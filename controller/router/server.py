@@ -298,6 +298,8 @@ async def _flush_last(core: Core, writer: UsageWriter) -> None:
             await writer.flush()
             if core.asking is not None:
                 await core.asking.leave()  # after the rows: what they cost is no more held
+            if core.key_reader is not None:
+                await core.key_reader.tell_used()
         except Exception as error:
             log.warning("last usage rows were not written", error=repr(error))
     if core.usage.spooled:

@@ -14,6 +14,7 @@ from controller.router import key_reader
 from controller.router.config import RouterConfig, Timeouts
 from controller.router.server import run_router
 from sql import queries
+from sql.errors import DatabaseAway
 from tests.router.wire import PATIENCE_S, Wire, until
 
 if TYPE_CHECKING:
@@ -148,3 +149,42 @@ async def test_requests_are_routed_and_recorded_by_the_database(
     wire.close()
     running.stop()
     await until(lambda: not running.core.clients)
+
+
+class Refusing:
+    """The pool, but it does not take which keys were used while it is away."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.away = False
+
+    async def fetch(self, sql: str, *args: Any) -> list[Any]:
+        return await self._pool.fetch(sql, *args)
+
+    async def fetchval(self, sql: str, *args: Any) -> Any:
+        if self.away and sql == queries("router")["keys_used"]:
+            raise DatabaseAway("it does not answer")
+        return await self._pool.fetchval(sql, *args)
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_that_a_key_was_used_is_told_though_the_router_ends_or_postgres_was_away(
+    nursery: trio.Nursery, database: Database, pool: Pool, engine: FakeEngine, away: bool,
+) -> None:  # fmt: skip
+    """Of a key that is used once a day, nobody would know that somebody needs it."""
+    prepare(database, engine.url)
+    shelf = Refusing(pool)
+    config = RouterConfig(host="127.0.0.1", port=0, handle_signals=False)
+    running = await nursery.start(run_router, config, shelf, queries("router"))
+    wire = await Wire.open(running.port)
+    await wire.post("/v1/chat/completions", {"model": "m"}, key="sk-db")
+    assert (await wire.answer()).status == 200
+    wire.close()
+    shelf.away = away
+    if away:
+        with pytest.raises(DatabaseAway):
+            await running.core.key_reader.tell_used()
+        shelf.away = False
+    running.stop()
+    used = partial(look, database, "select used_at is not null from llmgw.keys where id = 'abcdef'")
+    await until(lambda: used() == [(True,)])
