@@ -223,10 +223,10 @@ class Admission(Waiters):
         found = self._next(model)
         if found is None:
             return False
-        line, attempts, closed = found
+        line, attempts = found
         target = self._place(model, attempts.lane, attempts.want)
         assert target is not None, "its lane is open"
-        line.of(attempts).take(closed)
+        line.of(attempts).take(attempts)
         now = monotonic()
         line.pace.took(now)
         self._core.stats.model(model).queue_wait.observe(now - attempts.waits_since)
@@ -234,8 +234,8 @@ class Admission(Waiters):
         attempts.resume(target)
         return True
 
-    def _next(self, model: str) -> tuple[Line, Attempts, list[Lane]] | None:
-        """Whose turn it is of those who can go, and the lanes of those who cannot."""
+    def _next(self, model: str) -> tuple[Line, Attempts] | None:
+        """Whose turn it is of those who can go; None when nobody can."""
         line = self._lines.get(model)
         if line is None:
             return None
@@ -243,8 +243,8 @@ class Admission(Waiters):
             closed = [lane for lane in queue.lanes if self._place(model, lane, USUAL) is None]
             if len(closed) < len(queue.lanes):
                 attempts = queue.first(closed)
-                assert attempts is not None
-                return line, attempts, closed
+                assert attempts is not None, "somebody waits in each of its lanes"
+                return line, attempts
         return None
 
     def _place(self, model: str, lane: Lane, want: Want) -> Target | None:

@@ -94,33 +94,25 @@ class FairQueue(Generic[T]):
 
     def first(self, closed: Container[Lane] = NONE) -> T | None:
         """Whose turn it is; it stays. None when nobody waits, or in closed lanes only."""
-        return None if (found := self._next(closed)) is None else found[2]
-
-    def take(self, closed: Container[Lane] = NONE) -> T | None:
-        """The same; it is gone, and its tenant and class have had their turn."""
-        found = self._next(closed)
-        if found is None:
+        if not self._classes.waiting:
             return None
-        outer, inner, item = found
+        first = self._classes.next().queue.next().queue.first(closed)
+        if first is not None:
+            return first
+        for outer in self._classes.in_order():
+            for inner in outer.queue.in_order():
+                first = inner.queue.first(closed)
+                if first is not None:
+                    return first
+        return None
+
+    def take(self, item: T) -> None:
+        """It is the turn of `item`, as `first` said: it is gone, and its tenant and class are
+        charged."""
+        outer, inner, _ = self._where[item]
         outer.queue.served(inner)
         self._classes.served(outer)
         self.remove(item)
-        return item
-
-    def _next(self, closed: Container[Lane]) -> tuple[Outer[T], Inner[T], T] | None:
-        if not self._classes.waiting:
-            return None
-        outer = self._classes.next()
-        inner = outer.queue.next()
-        item = inner.queue.first(closed)
-        if item is not None:
-            return outer, inner, item
-        for outer in self._classes.in_order():
-            for inner in outer.queue.in_order():
-                item = inner.queue.first(closed)
-                if item is not None:
-                    return outer, inner, item
-        return None
 
     def remove(self, item: T) -> None:
         """`item` waits no longer, and nobody is charged a turn. KeyError when it did not wait."""
