@@ -165,7 +165,7 @@ class KeyReader:
     # -- what was used ---------------------------------------------------------------------------
 
     async def tell_use(self) -> None:
-        """Tell it once a minute for ever; errors of the database end this call."""
+        """Tell once a minute for ever which keys were used; its errors end this call."""
         while True:
             await trio.sleep(USED_EVERY_S)
             await self.tell_used()

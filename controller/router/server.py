@@ -301,7 +301,7 @@ async def _flush_last(core: Core, writer: UsageWriter) -> None:
             if core.key_reader is not None:
                 await core.key_reader.tell_used()
         except Exception as error:
-            log.warning("last usage rows were not written", error=repr(error))
+            log.warning("not all was told to Postgres at the end", error=repr(error))
     if core.usage.spooled:
         log.warning("usage rows wait on disk for the next router", rows=core.usage.spooled)
     if len(core.usage) > core.usage.spooled:
