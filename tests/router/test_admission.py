@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,8 @@ from tests.router.test_waiting import opened
 from tests.router.wire import Wire, chat_body, post_bytes, until
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     import trio
 
     from tests.fake_engine import FakeEngine
@@ -30,12 +32,14 @@ OTHER = {"key": "sk-other"}
 class Full:
     """A router before engines that hold every request, with so many places at each."""
 
+    how: ClassVar[dict[str, Any]] = {"hold": True}
+
     def __init__(self, house: House) -> None:
         self.house = house
         self.engine: FakeEngine
 
     async def start(self, depth: int = 1, engines: int = 1, **changes: Any) -> Full:
-        made = [self.house.engine(hold=True) for _ in range(engines)]
+        made = [self.house.engine(**self.how) for _ in range(engines)]
         self.engine = made[0]
         endpoints = tuple(
             StaticEndpoint(f"e{n}", engine.url, ("m", "other"), depth)
@@ -50,12 +54,14 @@ class Full:
         await wire.chat(user=name, **more)
         return wire
 
-    async def queue(self, *names: str, **more: Any) -> list[Wire]:
+    async def queue(
+        self, *names: str, ask: Callable[..., Awaitable[Wire]] | None = None, **more: Any
+    ) -> list[Wire]:
         """Requests that came one after the other and wait now."""
         wires = []
         for name in names:
             before = self.waiting()
-            wires.append(await self.ask(name, **more))
+            wires.append(await (ask or self.ask)(name, **more))
             await until(lambda before=before: self.waiting() == before + 1)
         return wires
 
@@ -72,9 +78,9 @@ class Full:
     def waiting(self, model: str = "m") -> int:
         return self.house.core.admission.waiting(model)
 
-    def served(self) -> list[str]:
-        """Names in the order in which the first engine got them."""
-        names = [record.document["user"] for record in self.engine.chats()]
+    def served(self, engine: FakeEngine | None = None) -> list[str]:
+        """Names in the order in which an engine, mostly the first, got them."""
+        names = [record.document["user"] for record in (engine or self.engine).chats()]
         return [name for name in names if name != "filler"]
 
     async def next(self, number: int = 1) -> None:

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from controller.router.breaker import BreakerRules
-from controller.router.config import StaticEndpoint
-from tests.router.test_admission import KEYS, OTHER, Full, answered
+from tests.router.test_admission import OTHER, Full, answered
 from tests.router.wire import post_bytes, until
 
 if TYPE_CHECKING:
-    from tests.fake_engine import FakeEngine
     from tests.router.conftest import House
     from tests.router.wire import Wire
 
 
 class Chains(Full):
-    """Engines that keep answers, and hold requests once `begin` has some to go on from."""
+    """Engines that keep answers, and hold requests from `hold` on."""
 
-    async def start(self, depth: int = 1, engines: int = 1, **changes: Any) -> Chains:
-        made = [self.house.engine(stateful=True) for _ in range(engines)]
-        self.engine = made[0]
-        endpoints = tuple(
-            StaticEndpoint(f"e{n}", engine.url, ("m",), depth) for n, engine in enumerate(made)
-        )
-        await self.house.start(**{"endpoints": endpoints, "keys": KEYS, **changes})
-        return self
+    how: ClassVar[dict[str, Any]] = {"stateful": True}
 
     async def begin(self) -> str:
         """The id of an answer of the first engine, which chains go on from."""
@@ -40,9 +32,15 @@ class Chains(Full):
         await until(lambda: not self.held())
         return str(next(iter(self.engine.stored)))
 
-    def hold(self) -> None:
+    async def hold(self, engines: int = 1) -> tuple[str, Wire]:
+        """What chains go on from, at an engine whose one place is taken by what the wire asked."""
+        await self.start(engines=engines)
+        last = await self.begin()
         for engine in self.house.engines:
-            engine.default = {"stateful": True, "hold": True}
+            engine.default = {**self.how, "hold": True}
+        wire = await self.go_on(last, "filler")
+        await until(self.engine.held)
+        return last, wire
 
     async def go_on(self, last: str, name: str = "", **more: Any) -> Wire:
         """Send a request that only the first engine can answer, and do not wait for it."""
@@ -52,26 +50,8 @@ class Chains(Full):
         await wire.post("/v1/responses", body, **headers)
         return wire
 
-    async def queue_chains(self, last: str, *names: str, **more: Any) -> list[Wire]:
-        wires = []
-        for name in names:
-            before = self.waiting()
-            wires.append(await self.go_on(last, name, **more))
-            await until(lambda before=before: self.waiting() == before + 1)
-        return wires
-
-    async def fill_with(self, last: str) -> Wire:
-        """The first engine has one, and its one place is taken."""
-        before = self.engine.held()
-        wire = await self.go_on(last, "filler")
-        await until(lambda: self.engine.held() == before + 1)
-        return wire
-
-    def asked(self, engine: FakeEngine | None = None) -> list[str]:
-        """Names in the order in which an engine got them."""
-        chats = (engine or self.engine).chats()
-        names = [record.document.get("user", "filler") for record in chats]
-        return [name for name in names if name != "filler"]
+    async def queue_chains(self, last: str, *names: str) -> list[Wire]:
+        return await self.queue(*names, ask=partial(self.go_on, last))
 
 
 @pytest.fixture
@@ -81,15 +61,12 @@ def full(house: House) -> Chains:
 
 async def test_C08_chains_wait_for_room_at_their_replica_and_go_on_in_order(full: Chains) -> None:
     """Five follow-ups at once had the engine hold six, with a depth of one."""
-    await full.start()
-    last = await full.begin()
-    full.hold()
-    filler = await full.fill_with(last)
+    last, filler = await full.hold()
     wires = await full.queue_chains(last, "a", "b", "c", "d", "e")
     assert full.house.core.snapshot()["queued"] == [["m", 5]]
     assert full.engine.held() == 1
     await full.next(5)
-    assert full.asked() == ["a", "b", "c", "d", "e"]
+    assert full.served() == ["a", "b", "c", "d", "e"]
     full.engine.release()
     assert await answered(filler, *wires) == [200] * 6
     assert full.empty()
@@ -98,38 +75,29 @@ async def test_C08_chains_wait_for_room_at_their_replica_and_go_on_in_order(full
 
 
 async def test_chains_take_turns_with_other_tenants_whoever_came_first(full: Chains) -> None:
-    await full.start()
-    last = await full.begin()
-    full.hold()
-    await full.fill_with(last)
+    last, _ = await full.hold()
     await full.queue_chains(last, "c1", "c2", "c3", "c4")
     await full.queue("o1", "o2", "o3", headers=OTHER)
     await full.next(6)
-    assert full.asked() == ["c1", "o1", "c2", "o2", "c3", "o3"]
+    assert full.served() == ["c1", "o1", "c2", "o2", "c3", "o3"]
 
 
 async def test_chains_and_others_of_one_tenant_go_in_the_order_in_which_they_came(
     full: Chains,
 ) -> None:
-    await full.start()
-    last = await full.begin()
-    full.hold()
-    await full.fill_with(last)
+    last, _ = await full.hold()
     await full.queue("o1")
     await full.queue_chains(last, "c1")
     await full.queue("o2")
     await full.queue_chains(last, "c2")
     await full.next(4)
-    assert full.asked() == ["o1", "c1", "o2", "c2"]
+    assert full.served() == ["o1", "c1", "o2", "c2"]
 
 
 async def test_many_chains_that_wait_for_one_replica_keep_nobody_from_another(
     full: Chains,
 ) -> None:
-    await full.start(engines=2)
-    last = await full.begin()
-    full.hold()
-    await full.fill_with(last)
+    last, _ = await full.hold(engines=2)
     wires = await full.queue_chains(last, *["c"] * 30)
     other = full.house.engines[1]
     for number in range(3):  # of any tenant, at once and from the queue
@@ -137,10 +105,10 @@ async def test_many_chains_that_wait_for_one_replica_keep_nobody_from_another(
         await until(lambda: other.held() == 1)
         waits = await full.queue(f"waits-{number}", headers=OTHER if number else {})
         other.release()
-        await until(lambda number=number: full.asked(other)[-1] == f"waits-{number}")
+        await until(lambda number=number: full.served(other)[-1] == f"waits-{number}")
         other.release()
         assert await answered(wire, *waits) == [200, 200]
-    assert (full.waiting(), full.asked()) == (30, [])
+    assert (full.waiting(), full.served()) == (30, [])
     await full.next(30)
     full.engine.release()
     assert await answered(*wires) == [200] * 30
@@ -150,10 +118,7 @@ async def test_many_chains_that_wait_for_one_replica_keep_nobody_from_another(
 async def test_who_comes_when_a_chain_s_replica_has_just_room_does_not_overtake_it(
     full: Chains,
 ) -> None:
-    await full.start()
-    last = await full.begin()
-    full.hold()
-    filler = await full.fill_with(last)
+    last, filler = await full.hold()
     (wire,) = await full.queue_chains(last, "first")
     late = await full.house.wire()
     assert (await late.get("/v1/models")).status == 200
@@ -170,17 +135,14 @@ async def test_who_comes_when_a_chain_s_replica_has_just_room_does_not_overtake_
     await full.next()
     full.engine.release()
     assert await answered(filler, wire, late) == [200] * 3
-    assert full.asked() == ["first", "late"]
+    assert full.served() == ["first", "late"]
 
 
 async def test_a_chain_whose_replica_leaves_while_it_waits_is_told_at_once(full: Chains) -> None:
-    await full.start(engines=2)
-    last = await full.begin()
-    full.hold()
-    await full.fill_with(last)
+    last, _ = await full.hold(engines=2)
     (wire,) = await full.queue_chains(last, "c")
     fleet = full.house.core.fleet
-    (model,) = fleet.table.models
+    (model,) = [model for model in fleet.table.models if model.name == "m"]
     addresses = {replica.endpoint: fleet.pools[replica.key].address for replica in model.replicas}
     for left in (model.replicas, model.replicas[1:]):
         fleet.swap(replace(fleet.table, models=(replace(model, replicas=left),)), addresses)
@@ -195,10 +157,7 @@ async def test_a_chain_whose_replica_leaves_while_it_waits_is_told_at_once(full:
 async def test_A34_a_chain_that_waits_in_vain_learns_for_what_and_when_to_come_back(
     full: Chains,
 ) -> None:
-    await full.start(engines=2)
-    last = await full.begin()
-    full.hold()
-    await full.fill_with(last)
+    last, _ = await full.hold(engines=2)
     wire = await full.go_on(last, headers={"x_llmgw_wait": "0.05"})
     answer = await wire.answer()
     assert (answer.status, answer.code) == (503, "queue_timeout")
@@ -208,17 +167,14 @@ async def test_A34_a_chain_that_waits_in_vain_learns_for_what_and_when_to_come_b
 
 
 async def test_A02_a_chain_whose_client_leaves_the_queue_is_gone_at_once(full: Chains) -> None:
-    await full.start()
-    last = await full.begin()
-    full.hold()
-    filler = await full.fill_with(last)
+    last, filler = await full.hold()
     gone, stays = await full.queue_chains(last, "gone", "stays")
     gone.close()
     await until(lambda: full.waiting() == 1)  # else it would stay for 30 s
     await full.next()
     full.engine.release()
     assert await answered(filler, stays) == [200, 200]
-    assert full.asked() == ["stays"]
+    assert full.served() == ["stays"]
     assert full.empty()
 
 
