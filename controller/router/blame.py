@@ -75,18 +75,29 @@ def _document(body: bytes) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def error_of(error: Any, model: str) -> ApiError:
-    """The error in an engine's event, which says `error`, with the status that it means."""
+def refusal_in(body: bytes) -> Any:
+    """What an answer with an error status says: SGLang's lies bare, FastAPI's is a `detail`. None
+    when nobody can tell."""
+    document = _document(body) or {}
+    told = document.get("error") or document.get("detail")
+    return told or (document if document.get("message") else None)
+
+
+def error_of(error: Any, model: str, answered: int = 200) -> ApiError:
+    """The error that an engine tells as `error`, with the status that it means there, else the one
+    that it `answered` with."""
     told = error if isinstance(error, dict) else {"message": error}
     code, kind = told.get("code"), told.get("type")
-    status = _status(code) or _status(kind) or _UNKNOWN
+    status = _status(code) or _status(kind) or _status(answered) or _UNKNOWN
     if status == 401:
         return engine_refused_key(model)
     message = _words(told.get("message"))
     message = message or f"The engine that serves '{model}' reported an error."
+    serverside = status >= 500 or status in _BUSY
+    other = "server_error" if serverside else "invalid_request_error"
     return ApiError(
         status,
-        kind if isinstance(kind, str) else "server_error",
+        kind if isinstance(kind, str) else other,
         code if isinstance(code, str) else "upstream_error",
         message[:2000],
         retry_after_s=BUSY_S if status in _BUSY else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.router.blame import error_in, error_of
+from controller.router.blame import error_in, error_of, refusal_in
 from controller.router.errors import upstream_failed
 from controller.router.relay import ERROR_EVENT, Head, StreamRelay, Wish
 
@@ -81,17 +81,23 @@ class LatePlain(LateStream):
         return b""
 
     def finish(self) -> bytes:
-        told = error_in(self._held) if self.status == 200 or not self._fresh else None
-        why = f"it answered with status {self.status} and no event stream"
-        model = self._wish.model
-        error = upstream_failed(model, why) if told is None else error_of(told, model)
+        model, status = self._wish.model, self.status
+        why = f"answered with status {status} and no event stream"
+        told = refusal_in(self._held) if status >= 400 else None
+        if status == 200:
+            told = error_in(self._held)
+        elif told is None and 400 <= status < 500:  # it would be in vain to send it again
+            told = f"The engine that serves model '{model}' {why}."
+        error = upstream_failed(model, f"it {why}")
+        if told is not None:
+            error = error_of(told, model, status)
         if self._fresh:
             self.refusal = error
             if told is not None:
                 self._give_up("error", ERROR_EVENT)
             return b""
         out = self.broken(error) or b""
-        self._give_up("error", f"upstream_{self.status}")  # judged by its status, and not again
+        self._give_up("error", f"upstream_{status}")  # judged by its status, and not again
         return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -244,7 +245,8 @@ async def test_D17_a_kept_alive_stream_ends_with_the_reason(house: House) -> Non
     ("behaviour", "words", "code", "failures"),
     [({"status": 400, "body": {"error": {"message": "too long", "code": "context"}}}, b"too long",
       "upstream_400", []),
-     ({"status": 400, "body": {"detail": "odd"}}, b"status 400 and no event", "upstream_400", []),
+     ({"status": 400, "body": {"detail": "odd"}}, b"odd", "upstream_400", []),
+     ({"status": 400, "body": {"oh": "dear"}}, b"status 400 and no event", "upstream_400", []),
      ({"status": 500, "body": {"oh": "dear"}}, b"status 500 and no event stream",
       "upstream_500", ["500"]),
      ({"die_at": 1, "die": "rst", "tokens": 5}, b"upstream_failed",
@@ -274,6 +276,34 @@ async def test_what_an_engine_refuses_after_the_head_is_an_event(
     assert (row["http_status"], row["error_code"]) == (200, code)
     assert not row.get("prompt_tokens")
     assert [why for _, why in house.running.core.stats.upstream_failures] == failures
+
+
+LONG = "The input (9000 tokens) is longer than the model's context length (8192 tokens)."
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"error": {"message": LONG}}, {"error": LONG, "error_type": "validation"}, {"detail": LONG},
+     {"object": "error", "message": LONG, "type": "BadRequestError", "param": None, "code": 400}],
+    ids=["OpenAI", "TGI", "FastAPI", "SGLang"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_an_engine_that_refuses_a_request_after_the_head_says_why(
+    house: House, told: dict[str, Any], path: str
+) -> None:
+    """Else who waited for a model that starts would send again what no engine can take."""
+    await house.start(comment_s=0.05)
+    wire = await Wire.open(house.running.port)
+    house.wires.append(wire)
+    fake = {"status": 400, "body": told}
+    await wire.post(path, {"model": "m", "messages": [], "stream": True, "fake": fake})
+    await wire.until(b": waiting for model m: it is being started\n\n\r\n")
+    house.ready()
+    rest = await wire.answer_from_chunks()
+    (event,) = [line[6:] for line in rest.split(b"\n") if line.startswith(b"data: {")]
+    error = json.loads(event)["error"]
+    assert error["message"] == LONG
+    assert error["type"] in ("invalid_request_error", "BadRequestError")
 
 
 async def test_nobody_waits_for_a_model_whose_starts_fail_again_and_again(house: House) -> None:
