@@ -95,7 +95,7 @@ class UpstreamConnection(Connection):
 
     __slots__ = (
         "_beat_s", "_begun", "_body", "_complete", "_connecting", "_deadlines", "_extra",
-        "_framing", "_got", "_head", "_headers", "_heard", "_keep", "_length", "_parser",
+        "_framing", "_got", "_head", "_headers", "_heard", "_keep", "_length", "_long", "_parser",
         "_paused", "_sent_at", "_step_s", "_timeouts", "_total_due", "_until_close", "_waiting",
         "_watched", "owner", "pool", "reused",
     )  # fmt: skip
@@ -114,6 +114,7 @@ class UpstreamConnection(Connection):
         self.owner: Owner | None = None
         self.reused = False
         self._connecting = True
+        self._long = False  # the request that it was given last
         self._deadlines = deadlines
         self._timeouts = timeouts
         self._parser = httptools.HttpResponseParser(self)
@@ -149,8 +150,10 @@ class UpstreamConnection(Connection):
         times = self._timeouts
         patience_s = times.connect_s if self._connecting else times.headers_s
         self._deadlines.set(self, min(now + patience_s, total_due))
-        if len(request) > SURE_BYTES:
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        if (len(request) > SURE_BYTES) is not self._long:
+            self._long = not self._long
+            word_s = 0 if self._long else DEAD_S
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, word_s * 1000)
         self.send_soon(request)
 
     def watch(self, beat_s: float) -> None:

@@ -407,5 +407,22 @@ async def test_C16_the_kernel_asks_whether_an_engines_machine_is_there(
     assert (await wire.answer()).status == 200
 
 
+async def test_C16_a_connection_that_had_a_large_request_is_asked_for_its_word_again(
+    house: House,
+) -> None:
+    """Else one short request on it would wait for a machine without power as long as the kernel
+    repeats itself: a quarter of an hour, or `headers_s`."""
+    house.engine()
+    await house.start()
+    told = []
+    for size in (SURE_BYTES, 10, 10, SURE_BYTES):
+        assert (await house.ask(x="x" * size)).status == 200
+        (connection,) = house.core.fleet.pools["e0"]._open
+        assert connection.reused
+        told.append(connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    assert told == [0, DEAD_S * 1000, DEAD_S * 1000, 0]
+    assert house.engines[0].connections == 1
+
+
 async def test_C16_the_default_connect_timeout_is_a_second() -> None:
     assert Timeouts().connect_s == 1.0
