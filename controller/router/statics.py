@@ -71,6 +71,7 @@ class Static:
     def missed(self, why: str) -> bool:
         """No good answer; whether that changes anything."""
         self.misses += 1
+        self.models_at = -math.inf  # it may come back with others
         if self.misses < MISSES:
             return False
         changed, self.healthy, self.why = self.healthy, False, why

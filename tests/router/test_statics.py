@@ -46,6 +46,15 @@ async def test_models_are_discovered_and_read_again(
     assert "a/b:c" not in served(house)
 
 
+async def test_an_engine_that_returns_with_another_model_is_known_by_it(house: House) -> None:
+    engine = await started(house, models=["m"])
+    await until(lambda: "m" in served(house))
+    engine.default = {"models": ["new"], "health": 503}
+    await until(house.core.statics.unhealthy)
+    engine.default = {"models": ["new"]}
+    await until(lambda: served(house) == ["new"])
+
+
 async def test_named_models_are_taken_as_they_are(house: House) -> None:
     engine = await started(house, "m", models=["other"])
     await until(lambda: len(engine.records) > 2)
