@@ -117,6 +117,9 @@ class PlainRelay(Relay):
             why = f"it redirects (status {self.status})"
             self.refusal = upstream_failed(self._wish.model, why)
             return b""
+        if self._finder is not None and not self._bytes and self.status == 200 and self.untouched:
+            self.refusal = upstream_failed(self._wish.model, "its answer is empty")
+            return b""
         if self.outcome == "ok" and ABORTED.search(self._tail):
             self._give_up("partial", "engine_aborted")
         if self._held is None:
@@ -232,7 +235,7 @@ def whole(
     None when a relay has to look at it. Most plain answers come so, and a relay costs three times
     as much.
     """
-    if head.status != 200 or head.length is None or head.coding:
+    if head.status != 200 or not head.length or head.coding:
         return None
     if head.kind != _JSON and b"json" not in head.kind:
         return None

@@ -147,6 +147,28 @@ async def test_H14_a_document_cut_by_the_close_is_a_failure(
     assert (await house.row())["status"] == "error"
 
 
+@pytest.mark.parametrize("how", [{}, {"framing": "chunked"}, {"gzip": True}])
+@pytest.mark.parametrize("ask", [{}, {"model": "short"}, {"stream": True}])
+async def test_A07_an_empty_answer_is_none(
+    house: House, how: dict[str, Any], ask: dict[str, Any]
+) -> None:
+    """It looked like a success, was billed, and an SDK's stream ended without a word."""
+    house.engine(plain=True, raw="", **how)
+    await house.start()
+    pool = house.core.fleet.pools["e0"]
+    answer = await house.ask(**ask)
+    assert (answer.status, answer.code) == (502, "upstream_failed")
+    row = await house.row()
+    assert (row["status"], row.get("prompt_tokens")) == ("error", None)
+    assert house.core.stats.upstream_failures == {("e0", "no_answer"): 1}
+    assert not pool.breaker.spotless
+    assert pool.in_flight == 0
+    wire = await house.wire()
+    for _ in range(2):  # an empty text may be what was said
+        await wire.chat(fake={"kind": "text/plain"}, **ask)
+        assert (await wire.answer()).status == 200
+
+
 @pytest.mark.parametrize("raw", ['{"a": {}}\n', ' [{"logprob": -Infinity}]', "null", "7"])
 async def test_a_whole_document_that_the_close_ends_passes(house: House, raw: str) -> None:
     house.engine(framing="close", raw=raw, byte_gap=0.001)
