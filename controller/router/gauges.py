@@ -1,15 +1,18 @@
 """What an engine's metrics page says of its load: a scan for the few names that matter. Pure.
 
 Names: vLLM and SGLang put labels on them and may have a line per data-parallel rank; llama.cpp
-has none and tells nothing of its cache.
+has none and tells nothing of its cache. SGLang tells the same requests again by priority (with
+`--enable-priority-scheduling`; their sum has the priority ""), and on each pipeline stage.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from typing import NamedTuple
 
 MOST_LINES = 1024  # of one name
+_RANK = re.compile(rb'[{,]dp_rank="([^"]*)"')
 
 
 class Reading(NamedTuple):
@@ -26,6 +29,9 @@ class Names(NamedTuple):
     running: bytes
     waiting: bytes
     kv: tuple[bytes, ...]
+    apart: re.Pattern[bytes] | None = None
+    """A label by which lines tell of different requests: others with the same one tell of the same
+    requests again. None: all lines tell of different ones."""
 
 
 ENGINES = (
@@ -34,7 +40,7 @@ ENGINES = (
         b"vllm:num_requests_waiting",
         (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
     ),
-    Names(b"sglang:num_running_reqs", b"sglang:num_queue_reqs", (b"sglang:token_usage",)),
+    Names(b"sglang:num_running_reqs", b"sglang:num_queue_reqs", (b"sglang:token_usage",), _RANK),
     Names(
         b"llamacpp:requests_processing",
         b"llamacpp:requests_deferred",
@@ -50,28 +56,34 @@ def read_page(page: bytes) -> Reading | None:
     """
     page = b"\n" + page
     for names in ENGINES:
-        running = _values(page, names.running)
+        running = _values(page, names.running, names.apart)
         if not running:
             continue
         kv = [value for name in names.kv for value in _values(page, name)]
         if kv and max(kv) > 1.0:
             raise ValueError(f"a cache that is {max(kv)} full")
-        waiting = _values(page, names.waiting)
+        waiting = _values(page, names.waiting, names.apart)
         return Reading(sum(running), sum(waiting), max(kv) if kv else None)
     return None
 
 
-def _values(page: bytes, name: bytes) -> list[float]:
-    found: list[float] = []
+def _values(page: bytes, name: bytes, apart: re.Pattern[bytes] | None = None) -> list[float]:
+    found: dict[int | bytes, float] = {}
     start = page.find(b"\n" + name)
-    while start >= 0 and len(found) < MOST_LINES:
+    for number in range(MOST_LINES):
+        if start < 0:
+            break
         begin = start + 1 + len(name)
         end = page.find(b"\n", begin)
         line = page[begin : end if end >= 0 else len(page)]
         if line[:1] in (b"{", b" "):  # else a longer name that begins alike
-            found.append(_value(line))
+            which: int | bytes = number
+            if apart is not None:
+                label = apart.search(line)
+                which = b"" if label is None else label[1]
+            found[which] = max(_value(line), found.get(which, 0.0))
         start = page.find(b"\n" + name, begin)
-    return found
+    return list(found.values())
 
 
 def _value(line: bytes) -> float:

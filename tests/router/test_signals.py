@@ -30,12 +30,25 @@ vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 0.75
 """
 SGLANG = 'sglang:num_running_reqs{m="x"} 6 1700000000000\nsglang:num_queue_reqs{m="x"} 1\n'
+RANKS = """sglang:num_running_reqs{dp_rank="0",model_name="m",pp_rank="0",priority=""} 5.0
+sglang:num_running_reqs{dp_rank="0",model_name="m",pp_rank="0",priority="1"} 3.0
+sglang:num_running_reqs{dp_rank="0",model_name="m",pp_rank="0",priority="-2"} 2.0
+sglang:num_running_reqs{dp_rank="0",model_name="m",pp_rank="1",priority=""} 5.0
+sglang:num_running_reqs{dp_rank="1",model_name="m",pp_rank="0",priority=""} 2.0
+sglang:num_queue_reqs{dp_rank="0",model_name="m",pp_rank="0",priority=""} 4.0
+sglang:num_queue_reqs{dp_rank="0",model_name="m",pp_rank="0",priority="1"} 4.0
+sglang:token_usage{dp_rank="0",pp_rank="0",priority=""} 0.5
+sglang:token_usage{dp_rank="1",pp_rank="0",priority=""} 0.25
+"""
+"""Two ranks, priorities and two stages, which tell of the same requests again."""
+TOLD_TWICE = 'sglang:num_running_reqs{priority=""} 3\nsglang:num_running_reqs{priority="0"} 3\n'
 LLAMACPP = "llamacpp:requests_processing 1\nllamacpp:requests_deferred 2"
 
 
 @pytest.mark.parametrize(
     ("page", "reading"),
     [(VLLM, Reading(5.0, 4.0, 0.75)), (SGLANG, Reading(6.0, 1.0, None)),
+     (RANKS, Reading(7.0, 4.0, 0.5)), (TOLD_TWICE, Reading(3.0, 0.0, None)),
      (LLAMACPP, Reading(1.0, 2.0, None)), ("", None), ("up 1\n", None), ("<html>", None)],
 )  # fmt: skip
 def test_pages(page: str, reading: Reading | None) -> None:
