@@ -20,6 +20,7 @@ _STATUS_OF = {
     "authentication_error": 401, "invalid_api_key": 401,
     "not_found_error": 404, "notfounderror": 404,
     "request_too_large": 413,
+    "template_error": 422, "tool_error": 422, "validation": 422,
     "rate_limit_error": 429, "rate_limit_exceeded": 429, "too_many_requests": 429,
     "api_error": 500, "internal_error": 500, "internal_server_error": 500,
     "internalservererror": 500, "server_error": 500,
@@ -31,7 +32,7 @@ _STATUS_OF = {
     "overloaded_error": 529,
 }  # fmt: skip
 """Words of `code` and `type`: Anthropic (docs.claude.com/en/api/errors), OpenAI
-(platform.openai.com/docs/guides/error-codes), vLLM's and llama.cpp's types."""
+(platform.openai.com/docs/guides/error-codes), vLLM's and llama.cpp's types, TGI's `error_type`."""
 _LONGEST = 64  # of a word; Python refuses to read numbers of some thousand digits
 _UNKNOWN = 502
 """The engine failed, and does not say how."""
@@ -55,7 +56,13 @@ def error_in(body: bytes) -> Any:
     if document is None or document.get("object") == "response":
         return None
     answered = document.get("choices") or document.get("data") or document.get("content")
-    return None if answered else document.get("error") or None
+    return None if answered else told_by(document) or None
+
+
+def told_by(document: dict[str, Any]) -> Any:
+    """The error that an answer or an event tells: TGI's is a text, and its kind lies beside it."""
+    error, kind = document.get("error"), document.get("error_type")
+    return {"message": error, "type": kind} if error and kind and type(error) is str else error
 
 
 def is_failed_response(body: bytes) -> bool:
@@ -79,7 +86,7 @@ def refusal_in(body: bytes) -> Any:
     """What an answer with an error status says: SGLang's lies bare, FastAPI's is a `detail`. None
     when nobody can tell."""
     document = _document(body) or {}
-    told = document.get("error") or document.get("detail")
+    told = told_by(document) or document.get("detail")
     return told or (document if document.get("message") else None)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from controller.router.blame import told_by
 from controller.router.dialect import CHAT, Dialect
 from controller.router.names import restore
 from controller.router.tokens import UNKNOWN, Tokens, read_timings, read_usage
@@ -233,7 +234,7 @@ def _error_in(document: dict[str, Any]) -> Any:
         response = document.get("response")
         told = response.get("error") if isinstance(response, dict) else None
         return told or {"message": "the response failed"}
-    return document.get("error") or (document if kind == "error" else None)
+    return told_by(document) or (document if kind == "error" else None)
 
 
 def _usage_in(document: dict[str, Any]) -> dict[str, Any] | None:

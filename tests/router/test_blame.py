@@ -98,6 +98,35 @@ async def test_A08_an_overloaded_engine_that_says_so_in_words_is_passed_over(
     assert {pool.breaker.phase for pool in house.core.fleet.everyone()} == {Phase.HELD}
 
 
+def tgi(message: str, kind: str) -> str:
+    """A stream of TGI that fails before its first token; its head said 200."""
+    return f'data:{{"error":"{message}","error_type":"{kind}"}}\n\ndata:[DONE]\n\n'
+
+
+async def test_C02_a_busy_tgi_is_passed_over(house: House) -> None:
+    """It was taken for broken: five of these shut a replica that only had enough to do."""
+    for _ in range(3):
+        house.engine(raw=tgi("Model is overloaded", "overloaded"))
+    await house.start(retries=PLENTY)
+    answer = await house.ask(stream=True)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json["error"]["message"] == "Model is overloaded"
+    assert [len(engine.chats()) for engine in house.engines] == [1, 1, 1]
+    assert {pool.breaker.phase for pool in house.core.fleet.everyone()} == {Phase.HELD}
+
+
+async def test_C01_a_request_that_tgi_refuses_is_its_clients_fault(house: House) -> None:
+    told = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096"
+    for _ in range(2):
+        house.engine(raw=tgi(told, "validation"))
+    await house.start(retries=PLENTY)
+    for number in range(1, 7):
+        answer = await house.ask(stream=True)
+        assert (answer.status, answer.json["error"]["message"]) == (422, told)
+        assert sum(len(engine.chats()) for engine in house.engines) == number  # once each
+    assert all(pool.breaker.spotless for pool in house.core.fleet.everyone())
+
+
 async def test_A08_an_error_with_no_choices_is_no_success(house: House) -> None:
     error = {"error": {"message": "capacity", "code": 502}, "choices": []}
     house.engine(error_first=error)
