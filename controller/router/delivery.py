@@ -46,6 +46,11 @@ class Delivery:
         return self.relay is not None or self.held is not None
 
     @property
+    def early(self) -> bool:
+        """Whether our own head is out, so that the client may be told that it waits."""
+        return self._early is not None
+
+    @property
     def failed_first(self) -> bool:
         """Whether the engine's stream began with an error, which the client has not seen."""
         relay = self.relay
@@ -105,8 +110,11 @@ class Delivery:
         self._say(self._early.comment(comment))
 
     def keep_alive(self) -> bool:
-        """A comment in a stream whose engine is silent; whether it was due and sent."""
+        """A comment in a stream whose engine is silent; whether it was due and sent, and makes the
+        engine's answer one that the client has seen."""
         relay = self.relay
+        if relay is None and self._early is not None and self._client.out is None:
+            self._say(self._early.comment(ALIVE))  # no engine has said a word yet
         if not isinstance(relay, StreamRelay) or relay.answered() or self._client.out is not None:
             return False
         self._say(relay.comment(ALIVE))

@@ -112,6 +112,8 @@ class Sender(Timed):
         total_due = self.started + self._core.config.timeouts.total_s
         fresh = self._resent  # an idle connection that had died would be the end of this request
         self.up = target.pool.take(self._exchange, request, total_due, fresh=fresh, again=again)
+        if self._exchange.delivery.early and self.up is not None:
+            self.up.watch(self._core.config.timeouts.comment_s)  # before a head, too: ours is out
         breaker = target.pool.breaker
         self.phase = None if breaker.closed else breaker.phase
 

@@ -172,3 +172,25 @@ async def test_a_fallback_does_not_overtake_those_that_wait_for_its_model(
     await until(lambda: full.served() == ["first"])
     good.release(2)
     assert await answered(filler, first) == [200, 200]
+
+
+async def test_A35_a_kept_alive_stream_is_kept_alive_until_its_engine_has_a_head(
+    full: Full,
+) -> None:
+    """llama.cpp and SGLang have none before the first token: with a long prompt that takes minutes,
+    and proxies cut what is silent for one. What the client has seen by then is ours."""
+    await full.start(timeouts=Timeouts(comment_s=0.05))
+    await full.fill()
+    (stream,) = await full.queue("s", stream=True)
+    await stream.until(b": waiting for a free place at model m\n\n\r\n")
+    await full.next()
+    for _ in range(2):
+        await stream.until(b": keep-alive\n\n\r\n")
+    full.engine.drop_connections()
+    await until(lambda: full.served() == ["s", "s"])  # it is sent again, as if nothing had passed
+    await stream.until(b": keep-alive\n\n\r\n")
+    full.engine.release()
+    rest = await stream.answer_from_chunks()
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert b"error" not in rest
+    await until(full.house.idle)
