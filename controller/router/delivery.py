@@ -98,6 +98,7 @@ class Delivery:
         out = relay.flow(body)
         if out is None:
             return False
+        self._client.reactor.pieces += 1
         self._client.send_soon(out)
         return True
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from controller.router.connection import Connection
-from controller.router.reactor import IN, RDHUP, Reactor
+from controller.router.reactor import IN, PAUSE_S, PIECES_TO_GATHER, RDHUP, Reactor
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -129,6 +129,32 @@ async def test_callbacks_of_trio_tasks_run_in_the_reactor(reactor: Reactor) -> N
     reactor.call_soon(lambda: seen.append(2))
     await until(lambda: seen == [1, 2])
     assert reactor.crashes == 1
+
+
+async def test_it_pauses_after_many_pieces_of_streams_and_only_then(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cost less together, and where few flow nobody is to wait."""
+    pauses: list[int] = []
+    sleep = trio.sleep
+
+    async def slept(seconds: float) -> None:
+        if seconds == PAUSE_S:
+            pauses.append(reactor.pieces)
+        await sleep(seconds)
+
+    monkeypatch.setattr(trio, "sleep", slept)
+
+    passed: list[int] = []
+
+    def pass_on(pieces: int) -> None:
+        reactor.pieces += pieces
+        passed.append(pieces)
+
+    for pieces in (PIECES_TO_GATHER - 1, PIECES_TO_GATHER, 1, 100):
+        reactor.call_soon(lambda pieces=pieces: pass_on(pieces))
+        await until(lambda pieces=pieces: passed[-1:] == [pieces] and not reactor.pieces)
+    assert pauses == [PIECES_TO_GATHER, 100]
 
 
 @pytest.mark.interpreted

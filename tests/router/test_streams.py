@@ -11,6 +11,7 @@ import orjson
 import pytest
 import trio
 
+from controller.router import reactor
 from controller.router.config import Timeouts
 from tests.router.wire import Wire, chat_body, post_bytes, until
 
@@ -54,6 +55,28 @@ async def test_A11_every_line_end_is_understood(
     assert answer.body == await direct(house, **fields)
     row = await house.row()
     assert (row["status"], row["completion_tokens"]) == ("ok", 3)
+
+
+@pytest.mark.interpreted
+async def test_pieces_of_streams_are_counted_for_the_pause(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reactor pauses after many of them; here after each."""
+    monkeypatch.setattr(reactor, "PIECES_TO_GATHER", 1)
+    pauses: list[float] = []
+    sleep = trio.sleep
+
+    async def slept(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(seconds)
+
+    house.engine(tokens=5, gap=0.01)
+    await house.start()
+    monkeypatch.setattr(trio, "sleep", slept)
+    await house.ask()
+    assert reactor.PAUSE_S not in pauses
+    await house.ask(stream=True)
+    assert reactor.PAUSE_S in pauses
 
 
 async def test_A11_a_last_event_without_blank_line_counts(house: House) -> None:
