@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from controller import __version__
-from controller.app import LIFELINE, UNUSABLE, Supervisor, ask_for_port, die_with_parent
+from controller.app import UNUSABLE, Supervisor, ask_for_port, die_with_parent
 from controller.config import (
     BadConfig,
     Settings,
@@ -75,8 +75,8 @@ def _run(settings: Settings, worker: int, read: Callable[[], Settings]) -> int:
                 routers = settings.model_copy(update={"role": "router"})
                 click.echo(f"llmgw-controller: {_port_trouble(error, routers) or error}", err=True)
                 return 1
-            return trio.run(Supervisor(settings, _arguments(), runtime).run)
-        if settings.role == "router" and settings.workers > 1 and lifeline(LIFELINE) is None:
+            return trio.run(Supervisor(settings, read, _arguments(), runtime).run)
+        if settings.role == "router" and settings.workers > 1 and lifeline() is None:
             told = "this is one worker of several: --role all starts all of them"
             log.warning(told, workers=settings.workers)
         code = 0
@@ -101,11 +101,11 @@ def _role(
         return lambda: control.run(settings, runtime, read)
     from controller import route
 
-    return lambda: route.run(settings, runtime, worker)
+    return lambda: route.run(settings, runtime, worker, read)
 
 
 async def _alone(settings: Settings, role: Callable[[], Awaitable[None]]) -> None:
-    descriptor = lifeline(LIFELINE)
+    descriptor = lifeline()
     async with trio.open_nursery() as nursery:
         if descriptor is not None:
             nursery.start_soon(die_with_parent, descriptor)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from controller.config import child_environment
+from controller.config import LIFELINE, child_environment
+from controller.reload import reread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from controller.config import Settings
@@ -32,7 +33,6 @@ UNUSABLE = 3
 """Exit code of a child that cannot work as it is told (port taken): no restart would help."""
 CONTROL_END_S = 15.0
 BEYOND_DRAIN_S = 10.0
-LIFELINE = "LLMGW_LIFELINE"
 
 log = structlog.get_logger()
 
@@ -50,8 +50,15 @@ class Child:
 class Supervisor:
     """All children of one controller."""
 
-    def __init__(self, settings: Settings, arguments: Sequence[str], runtime: Path) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        read: Callable[[], Settings],
+        arguments: Sequence[str],
+        runtime: Path,
+    ) -> None:
         self._settings = settings
+        self._read = read  # the configuration anew, at SIGHUP
         self._env = child_environment(runtime)
         # Held open by us alone; a child that reads its end sees EOF when we are gone.
         self._lifeline, self._ours = os.pipe()
@@ -85,8 +92,12 @@ class Supervisor:
                     if number == signal.SIGHUP:
                         for child in (self._control, *self._routers):
                             self._send(child, signal.SIGHUP)
+                        nursery.start_soon(self._reread)
                     elif not self._stopping.is_set():
                         nursery.start_soon(self._stop)
+
+    async def _reread(self) -> None:
+        self._settings = await reread(self._settings, self._read)
 
     async def _stop(self) -> None:
         self._stopping.set()

@@ -434,21 +434,6 @@ def _judge_files(settings: Settings) -> None:
             files.judge_log(Path(settings.access_log))
 
 
-RELOADED = ("catalog", "log_level", "migrate_url")
-"""What a running control process takes over at SIGHUP. The rest was used to open things."""
-
-
-def reloaded(now: Settings, read: Settings) -> tuple[Settings, list[str]]:
-    """What is in force after a reload, and the names of changed settings that need a restart."""
-    changed = {
-        name: getattr(read, name)
-        for name in Settings.model_fields
-        if getattr(now, name) != getattr(read, name)
-    }
-    taken = {name: value for name, value in changed.items() if name in RELOADED}
-    return now.model_copy(update=taken), [name for name in changed if name not in RELOADED]
-
-
 def shown(settings: Settings) -> dict[str, Any]:
     """The effective settings with secrets hidden."""
     document = settings.model_dump(mode="json", exclude_none=True)
@@ -476,7 +461,10 @@ def child_environment(runtime: Path) -> dict[str, str]:
     return {**os.environ, "LLMGW_RUNTIME_DIR": str(runtime)}
 
 
-def lifeline(name: str) -> int | None:
+LIFELINE = "LLMGW_LIFELINE"
+
+
+def lifeline() -> int | None:
     """The descriptor that closes when our supervisor dies; None when nobody supervises us."""
-    found = os.environ.get(name)
+    found = os.environ.get(LIFELINE)
     return None if found is None else int(found)

@@ -21,19 +21,18 @@ import trio
 
 from controller import __version__, schema
 from controller.catalog.own import OwnFile
-from controller.config import BadConfig, reloaded
 from controller.context import ControlContext
-from controller.log import configure
 from controller.loops import Loops
 from controller.reconcile import housekeeping
 from controller.reconcile.lease import Lease
 from controller.reconcile.tick import Ticker
+from controller.reload import reread
 from sql import queries
 from sql.listen import ListenState, listen
 from sql.pool import open_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from controller.config import Settings
@@ -55,7 +54,7 @@ async def run(settings: Settings, runtime: Path, read: Callable[[], Settings]) -
     stop = trio.Event()
     reload, reloads = trio.open_memory_channel[None](1)
     async with trio.open_nursery() as nursery:
-        await nursery.start(_signals, stop, reload, partial(_reread, context, read))
+        await nursery.start(_signals, context, read, stop, reload)
         if settings.database is None:
             await _serve(context, stop)
         else:
@@ -78,9 +77,10 @@ async def _resign(context: ControlContext, stop: trio.Event) -> None:
 
 
 async def _signals(
+    context: ControlContext,
+    read: Callable[[], Settings],
     stop: trio.Event,
     reload: trio.MemorySendChannel[None],
-    reread: Callable[[], Awaitable[None]],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """SIGHUP reloads configuration and catalog, SIGTERM and SIGINT stop."""
@@ -91,24 +91,11 @@ async def _signals(
             if number != signal.SIGHUP:
                 stop.set()
                 continue
-            await reread()
+            context.config = await reread(context.config, read)
             try:
                 reload.send_nowait(None)
             except trio.WouldBlock:
                 pass  # a reload is due already
-
-
-async def _reread(context: ControlContext, read: Callable[[], Settings]) -> None:
-    """Take over what can change while we run, and name what cannot. A bad file changes nothing."""
-    try:
-        found = await trio.to_thread.run_sync(read)
-    except BadConfig as error:
-        log.warning("the configuration was not reloaded", error=str(error))
-        return
-    context.config, later = reloaded(context.config, found)
-    configure(context.config.log_level)
-    if later:
-        log.warning("settings changed that need a restart", settings=later)
 
 
 async def _serve(context: ControlContext, stop: trio.Event) -> None:

@@ -16,6 +16,7 @@ from controller import __version__
 from controller.config import host_port
 from controller.descriptors import clients_for
 from controller.endpoint import endpoint
+from controller.reload import reread
 from controller.router.access_log import STDOUT
 from controller.router.breaker import BreakerRules
 from controller.router.config import (
@@ -112,14 +113,23 @@ def _log_of(setting: str) -> str | None:
     return {"off": None, "errors": STDOUT}.get(setting, setting)
 
 
-async def run(settings: Settings, runtime: Path, worker: int) -> None:
-    """Route until SIGTERM. Raises OSError when the client port cannot be had."""
+async def run(settings: Settings, runtime: Path, worker: int, read: Callable[[], Settings]) -> None:
+    """Route until SIGTERM. Raises OSError when the client port cannot be had.
+
+    ``read`` reads the configuration anew, at SIGHUP.
+    """
+    in_force = settings
+
+    async def reload() -> None:
+        nonlocal in_force
+        in_force = await reread(in_force, read)
+
     name = uuid.uuid4()
     config = router_config(settings, runtime, worker, str(name))
     connections = clients_for(config.limits.connections)
     config = replace(config, limits=replace(config.limits, connections=connections))
     if settings.database is None:
-        await run_router(config)
+        await run_router(config, reload=reload)
         return
     if settings.state_dir is None and worker == 0:
         log.warning("usage rows that wait for Postgres do not outlive us: set state_dir")
@@ -136,7 +146,7 @@ async def run(settings: Settings, runtime: Path, worker: int) -> None:
                 database, on_hint, connected, presence=number, application="llmgw router listen"
             )
 
-        await run_router(config, pool, queries("router"), listening)
+        await run_router(config, pool, queries("router"), listening, reload=reload)
 
 
 async def _join(pool: Pool, name: uuid.UUID) -> int:

@@ -72,8 +72,10 @@ class Running:
         listener: Listener,
         certificate: Certificate | None,
         install: Callable[[], Awaitable[None]],
+        reload: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self.core = core
+        self._reload = reload
         self._certificate = certificate
         self._install = install
         self.reloads = 0
@@ -85,7 +87,10 @@ class Running:
         self._stop.set()
 
     async def reload(self) -> None:
-        """Read again the files that others replace: the certificate, the keys of endpoints."""
+        """Read again the configuration and the files that others replace: the certificate, the
+        keys of endpoints."""
+        if self._reload is not None:
+            await self._reload()
         if await self.core.statics.read_keys():
             await self._install()
         if self._certificate is not None:
@@ -106,12 +111,14 @@ async def run_router(
     queries: Mapping[str, str] | None = None,
     listen: Listen | None = None,
     *,
+    reload: Callable[[], Awaitable[None]] | None = None,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the client port until SIGTERM, SIGINT or `Running.stop`, drain, return.
 
     `pool` None: static mode, nothing is recorded. `queries`: the texts of `sql/queries/router.sql`
     by name. `listen(on_hint, on_reconnect)` runs for ever and calls back on notifications.
+    `reload` is awaited at SIGHUP.
     Raises OSError when the address cannot be bound or the certificate or an endpoint's key not be
     read, ValueError for a bad static endpoint or key.
     """
@@ -124,7 +131,7 @@ async def run_router(
         core = Core(config, nursery)
         try:
             database = Database(pool, queries or {}, listen)
-            await _serve(core, sock, database, task_status)
+            await _serve(core, sock, database, reload, task_status)
         finally:
             for client in list(core.clients):
                 client.crashed()
@@ -138,6 +145,7 @@ async def _serve(
     core: Core,
     sock: socket.socket,
     database: Database,
+    reload: Callable[[], Awaitable[None]] | None,
     task_status: trio.TaskStatus[Running],
 ) -> None:
     config, pool = core.config, database.pool
@@ -149,7 +157,7 @@ async def _serve(
     certificate = await trio.to_thread.run_sync(_certificate, config)
     opens = ClientConnection if certificate is None else certificate.open
     listener = Listener(core, sock, opens)
-    running = Running(core, listener, certificate, refresher.install)
+    running = Running(core, listener, certificate, refresher.install, reload)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(core.reactor.run)
         nursery.start_soon(_sweep, core)

@@ -23,11 +23,11 @@ from controller.config import (
     host_port,
     is_loopback,
     load,
-    reloaded,
     runtime_dir,
     shown,
 )
 from controller.endpoint import endpoint
+from controller.reload import reloaded
 from controller.route import router_config
 from controller.router.config import StaticEndpoint
 from tests.certificates import certificate

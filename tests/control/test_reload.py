@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
+from tests.certificates import certificate
 from tests.control.process import until
 
 pytestmark = pytest.mark.slow
@@ -50,3 +52,36 @@ def test_sighup_reads_configuration_and_catalog_again(database, fleet, start, tm
     assert str(second) in line["file"]
     assert models() == ["second"]
     one.ready()
+
+
+def hears(pid: int) -> bool:
+    """Whether a process handles SIGHUP; before it does, that would end it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) & 1 << signal.SIGHUP - 1)
+
+
+@pytest.mark.parametrize(("role", "children"), [("all", 2), ("router", 0)])
+def test_sighup_reaches_routers(start, tmp_path, role, children):
+    """They log by the new level, and what needs a restart is told of once, however many read it."""
+    path, cert, key = (tmp_path / name for name in ("llmgw.toml", "cert.pem", "key.pem"))
+    certificate(cert, key)
+    fixed = f'endpoints = ["a=http://127.0.0.1:9=m"]\ntls_cert = "{cert}"\ntls_key = "{key}"\n'
+    path.write_text(f'{fixed}log_level = "warning"\ndrain = "1s"\n')
+    one = start(None, "--config", str(path), role=role)
+
+    def all_hear() -> bool:
+        found = one.children().values()
+        return len(found) == children and all(hears(pid) for pid in (one.process.pid, *found))
+
+    until(all_hear, "all handle signals")
+    path.write_text(f'{fixed}log_level = "info"\ndrain = "2s"\n')
+    one.signal(signal.SIGHUP)
+    until(lambda: one.events("certificate read again"), "the router says more")
+    (line,) = until(lambda: one.events("settings changed that need a restart"), "told")
+    assert line["settings"] == ["drain"]
+    path.write_text("wokers = 1\n")
+    one.signal(signal.SIGHUP)
+    until(lambda: len(one.events("certificate read again")) == 2, "the router goes on")
+    (line,) = until(lambda: one.events("the configuration was not reloaded"), "told")
+    assert "did you mean 'workers'?" in line["error"]
