@@ -103,7 +103,7 @@ class LatePlain(LateStream):
 
 def open_late(head: Head, wish: Wish, limits: Limits) -> StreamRelay:
     """The relay for an engine's answer to a client that has its head already."""
-    streamed = head.kind.lower().startswith(b"text/event-stream")
+    streamed = head.kind.startswith(b"text/event-stream")
     if streamed and head.status == 200 and not head.coding:
         return LateStream(head, wish, limits)
     return LatePlain(head, wish, limits)

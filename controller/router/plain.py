@@ -279,7 +279,7 @@ def _decoded(head: Head) -> Head:
 
 def open_relay(head: Head, wish: Wish, limits: Limits) -> PlainRelay | StreamRelay:
     """The relay for an answer with this head."""
-    streamed = head.kind.lower().startswith(b"text/event-stream")
+    streamed = head.kind.startswith(b"text/event-stream")
     if streamed and head.status == 200 and not head.coding:
         return StreamRelay(head, wish, limits)
     if streamed and head.status == 200 and head.coding in CODINGS:

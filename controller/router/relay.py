@@ -59,7 +59,7 @@ class Head:
         self.status = status
         self.headers = headers
         self.length = length
-        self.kind = kind  # the content type
+        self.kind = kind  # the content type, in small letters
         self.coding = coding  # the content encoding
 
 

@@ -351,7 +351,7 @@ class UpstreamConnection(Connection):
             elif name == b"transfer-encoding":  # identity, of old servers, ends with the close
                 framed = value.strip().lower() != b"identity"
             elif name == b"content-type":
-                kind = value
+                kind = value.lower()  # RFC 9110, 8.3.1
             elif name == b"content-encoding":
                 coding = value.strip().lower()
         if coding in _NO_CODING:

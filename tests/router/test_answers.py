@@ -105,6 +105,18 @@ async def test_A16_a_compressed_stream_is_read_and_sent_plain(house: House, mode
     assert (row["status"], row["prompt_tokens"], row["completion_tokens"]) == ("ok", 7, 3)
 
 
+@pytest.mark.parametrize("kind", ["Application/JSON", "APPLICATION/JSON; Charset=UTF-8"])
+async def test_a_media_type_has_no_case(house: House, kind: str) -> None:
+    """RFC 9110, 8.3.1. Its usage was not read, nor the name that the client knows restored."""
+    house.engine()
+    await house.start()
+    answer = await house.ask(model="short", fake={"kind": kind})
+    assert answer.headers["content-type"] == kind
+    assert answer.json["model"] == "short"
+    row = await house.row()
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 3)
+
+
 @pytest.mark.parametrize("coding", ["identity", "none ", "Identity", "GZIP "])
 async def test_A16_a_stream_that_says_how_it_is_not_compressed_is_a_stream(
     house: House, coding: str
