@@ -140,7 +140,10 @@ class Intake(ABC):
             self.refuse(result)
             return
         status, document = result
-        self._settle("ok", status, None, UNKNOWN)
+        if status < 400:
+            self._settle("ok", status, None, UNKNOWN)
+        else:  # not ready: why a load balancer looked past us
+            self._settle("error", status, "not_ready", UNKNOWN)
         self.client.respond(status, self.request_id, local.encode(document), self.request)
 
     def _find_model(self, raw: bytes) -> None:

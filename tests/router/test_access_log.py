@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from controller.router.access_line import LINES, MOST_WORDS, Lines, _words, line
 from controller.router.access_log import Sink, parts
-from controller.router.config import Timeouts
+from controller.router.config import StaticEndpoint, Timeouts
 from controller.router.stats import Stats
 from controller.router.tokens import Tokens
 from controller.router.usage import UsageRow
@@ -148,6 +148,22 @@ async def test_a_sample_tells_a_share_and_every_failure(house: House, tmp_path: 
     half = Lines(0.5, Random(1), Stats())
     assert 400 < sum(half.wants("ok") for _ in range(1000)) < 600
     assert all(half.wants(outcome) for outcome in ("error", "partial", "client_closed"))
+
+
+async def test_not_being_ready_is_a_failure(house: House, tmp_path: Path) -> None:
+    """Else a log of errors would not tell why a load balancer sent nothing."""
+    path = tmp_path / "access.log"
+    await house.start(
+        endpoints=(StaticEndpoint("e0", house.engine().url, ()),),
+        access_log=str(path),
+        access_log_sample=0.0,
+    )
+    wire = await house.wire()
+    assert (await wire.get("/healthz", key=None)).status == 200
+    assert (await wire.get("/readyz", key=None)).status == 503
+    (row,) = await lines(path, 1)
+    assert (row["endpoint"], row["status"], row["outcome"]) == ("readyz", 503, "error")
+    assert row["error_code"] == "not_ready"
 
 
 async def test_a_rotated_file_is_made_anew_and_the_last_lines_are_written_at_the_end(
