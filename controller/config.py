@@ -252,6 +252,17 @@ class Settings(BaseModel):
             raise ValueError(f"the id {twice[0]!r} is used twice: give each endpoint its own")
         return values
 
+    @field_validator("keys")
+    @classmethod
+    def _keys(cls, values: tuple[Key, ...]) -> tuple[Key, ...]:
+        owners: dict[str, str] = {}
+        for key in values:
+            owner = owners.setdefault(key.secret.get_secret_value(), key.id)
+            if owner != key.id:
+                told = f"{owner!r} and {key.id!r} have the same secret: give each its own"
+                raise ValueError(f"{told}, else nobody knows whose a request is")
+        return values
+
     @field_validator("access_log")
     @classmethod
     def _log(cls, value: str) -> str:

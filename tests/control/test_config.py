@@ -298,6 +298,16 @@ def test_rows_that_wait_are_kept_where_systemd_says_unless_a_setting_does(of, ba
     assert "greater than or equal to 16" in fault(of, STATIC + '[limits]\nspool = "1MiB"\n')
 
 
+def test_two_static_keys_cannot_have_one_secret(of):
+    """Requests with it were the later key's, and nobody was told."""
+    first, other = '[[keys]]\nid = "a"\nsecret = "{}"\n', '[[keys]]\nid = "b"\nsecret = "{}"\n'
+    told = fault(of, STATIC + first.format("s3cret") + other.format("s3cret"))
+    assert "'a' and 'b' have the same secret: give each its own" in told
+    assert "s3cret" not in told
+    both = of(STATIC + first.format("s1") + first.format("s2") + other.format("s3"))
+    assert [key.id for key in both.keys] == ["a", "a", "b"]  # one that is being changed has two
+
+
 def test_a_reload_takes_what_can_change_and_names_the_rest(of):
     now = of()
     in_force, later = reloaded(now, of(STATIC + 'log_level = "debug"\nworkers = 5\ndrain = "1m"\n'))
