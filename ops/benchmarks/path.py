@@ -78,6 +78,8 @@ class Plug:
 class NoReactor:
     """Nothing is waited for here."""
 
+    pieces = 0
+
     def register(self, *_: object) -> None: ...
 
     modify = unregister = close_socket = call_soon = register
