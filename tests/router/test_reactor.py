@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from controller.router import reactor as module
 from controller.router.connection import Connection
-from controller.router.reactor import IN, PAUSE_S, PIECES_TO_GATHER, RDHUP, Reactor
+from controller.router.reactor import IN, PIECES_TO_GATHER, RDHUP, Reactor
 from tests.router.wire import until
 
 if TYPE_CHECKING:
@@ -131,21 +132,14 @@ async def test_callbacks_of_trio_tasks_run_in_the_reactor(reactor: Reactor) -> N
     assert reactor.crashes == 1
 
 
+@pytest.mark.interpreted
 async def test_it_pauses_after_many_pieces_of_streams_and_only_then(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They cost less together, and where few flow nobody is to wait."""
-    pauses: list[int] = []
-    sleep = trio.sleep
-
-    async def slept(seconds: float) -> None:
-        if seconds == PAUSE_S:
-            pauses.append(reactor.pieces)
-        await sleep(seconds)
-
-    monkeypatch.setattr(trio, "sleep", slept)
-
     passed: list[int] = []
+    pauses: list[int] = []
+    monkeypatch.setattr(module, "sleep", lambda _: pauses.append(passed[-1]))
 
     def pass_on(pieces: int) -> None:
         reactor.pieces += pieces
