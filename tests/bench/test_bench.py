@@ -38,7 +38,7 @@ async def test_a_small_fleet_is_measured_in_every_phase(monkeypatch: pytest.Monk
     monkeypatch.setattr(postgres, "database", soon_stale)
     # On busy cores first reports take seconds, and so does the last of a phase.
     monkeypatch.setattr("ops.benchmarks.discovery.QUIET_S", 2.0)
-    phases = await measure_fleet(4, 3.0, 5.0, shared=0, start_s=1.0)
+    phases = await measure_fleet(4, 5.0, 5.0, shared=0, start_s=1.0)
     assert list(phases) == ["start", *PHASES]
     for found in phases.values():
         assert found["seconds"] >= 2.0
@@ -52,8 +52,8 @@ async def test_a_small_fleet_is_measured_in_every_phase(monkeypatch: pytest.Monk
     assert start["tables"]["gpu"]["inserted"] == 4 * 8
     assert start["tables"]["weight"]["inserted"] >= 4 * 20
     assert start["wal_bytes_per_s"] > 0
-    # On busy cores three seconds may pass without one.
-    assert any(FAST_TABLE in phases[name]["tables"] for name in ("everything", "no slow facts"))
+    assert FAST_TABLE in phases["everything"]["tables"]
+    assert FAST_TABLE in phases["no slow facts"]["tables"]
     assert FAST_TABLE not in phases["no fast facts"]["tables"]
     assert FAST_TABLE not in phases["beats only"]["tables"]
     assert phases["beats only"]["tables"]["beat"]["updated"] > 0
