@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from contextlib import contextmanager
@@ -67,7 +68,10 @@ class Database:
 
 
 def pytest_configure() -> None:
-    """Each worker has ports of its own: what another was given and has not bound looks free."""
+    """Each worker has ports of its own: what another was given and has not bound looks free.
+    Its children hear an interrupt, which who runs us in the background had turned off."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     embedded.PORTS = embedded.PORTS[WORKER::count]
 
