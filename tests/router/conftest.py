@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import trio
 
     from controller.router.core import Core
+    from sql.pool import Pool
+    from tests.conftest import Database
+    from tests.router.tenants import Routers
 
 
 NEVER_OPEN = BreakerRules(failures_in_row=99, failures_of_20=99, hold_s=0.0, longest_hold_s=0.0)
@@ -131,6 +134,17 @@ async def house(nursery: trio.Nursery) -> AsyncIterator[House]:
     crashes = place.running.core.reactor.crashes if place.running else 0
     place.close()
     assert crashes == 0
+
+
+@pytest.fixture
+async def routers(nursery: trio.Nursery, database: Database, pool: Pool) -> AsyncIterator[Routers]:
+    from tests.router.tenants import Routers  # which takes some of the above
+
+    made = Routers(nursery, database, pool)
+    yield made
+    crashes = [router.core.reactor.crashes for router in made.running]
+    made.close()
+    assert not any(crashes)
 
 
 @pytest.fixture

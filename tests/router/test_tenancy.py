@@ -10,16 +10,12 @@ import trio
 
 from controller.router import allowance, tenancy
 from controller.router.config import Timeouts
-from tests.router.tenants import Routers
 from tests.router.wire import PATIENCE_S, Answer, chat_body, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from controller.router.allowance import Kind
-    from sql.pool import Pool
-    from tests.conftest import Database
     from tests.fake_engine import FakeEngine
+    from tests.router.tenants import Routers
 
 pytestmark = pytest.mark.slow
 
@@ -31,15 +27,6 @@ MINUTE = "select floor(extract(epoch from clock_timestamp()) / 60)::int"
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Postgres says counts, however slowly it says it."""
     monkeypatch.setattr(tenancy, "WAIT_S", PATIENCE_S)
-
-
-@pytest.fixture
-async def routers(nursery: trio.Nursery, database: Database, pool: Pool) -> AsyncIterator[Routers]:
-    made = Routers(nursery, database, pool)
-    yield made
-    crashes = [router.core.reactor.crashes for router in made.running]
-    made.close()
-    assert not any(crashes)
 
 
 def counts(answers: list[Answer]) -> dict[Any, int]:
