@@ -11,7 +11,7 @@ from controller.router.clock import monotonic
 from controller.router.connection import Connection
 from controller.router.cors import answer_headers, preflight_headers
 from controller.router.dialect import MESSAGES, REQUEST_ID
-from controller.router.errors import ApiError, invalid
+from controller.router.errors import ApiError, invalid, is_lasting
 from controller.router.exchange import Exchange
 from controller.router.http1 import CONTINUE, RequestReader, answer
 from controller.router.reactor import IN, RDHUP
@@ -28,6 +28,8 @@ MOST_IN_TURN: Final = 16
 """A client may send thousands of small requests in one piece: so many are begun in one turn, else
 they held up everybody for 30 ms, with a key or without one."""
 _JSON: Final = (b"content-type", b"application/json")
+_NOT_AGAIN: Final = (b"x-should-retry", b"false")
+"""What the official SDKs look at before they send a request again by themselves."""
 
 
 class ClientConnection(Connection):
@@ -245,6 +247,8 @@ class ClientConnection(Connection):
         extra = list(told)
         if error.retry_after_s is not None:
             extra.append((b"retry-after", b"%d" % error.retry_after_s))
+        if is_lasting(error):
+            extra.append(_NOT_AGAIN)
         if error.allow is not None:
             extra.append((b"allow", error.allow.encode()))
         if error.status == 401:

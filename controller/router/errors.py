@@ -10,6 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+_TOO_MANY: Final = 429
+_SOON_S: Final = 60
+"""A time that a client may wait for within its call; windows of limits are as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiError:
@@ -32,6 +36,13 @@ def as_object(error: ApiError) -> dict[str, str | int | None]:
         "param": error.param,
         "code": error.code,
     }
+
+
+def is_lasting(error: ApiError) -> bool:
+    """Whether who sends the request again by itself should not (case A34). SDKs do, after half a
+    second where a refusal says no time; told of the next month, Anthropic's sleeps until then."""
+    after_s = error.retry_after_s
+    return error.status == _TOO_MANY if after_s is None else after_s > _SOON_S
 
 
 def invalid(code: str, message: str, *, status: int = 400, param: str | None = None) -> ApiError:

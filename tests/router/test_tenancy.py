@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anthropic
 import pytest
 import trio
 
@@ -280,6 +282,25 @@ async def test_clients_with_limits_are_told_what_is_left(
         assert b"\nvary: accept\r" in head
 
 
+async def test_A34_no_sdk_waits_in_its_call_for_the_next_month(
+    routers: Routers, engine: FakeEngine
+) -> None:
+    """This one did: it sleeps for as long as Retry-After says."""
+    routers.prepare(engine, "spent1")
+    routers.budget("spent1", 5)
+    await routers.start()
+    await until_refused(routers, "spent1", max_tokens=100)
+    refusals = routers.running[0].core.stats.refusals
+    before = refusals["insufficient_quota"]
+    client = anthropic.Anthropic(
+        base_url=f"http://127.0.0.1:{routers.running[0].port}", api_key="spent1"
+    )
+    ask = partial(client.messages.create, model="m", messages=[], max_tokens=100)
+    with trio.fail_after(PATIENCE_S), pytest.raises(anthropic.RateLimitError):
+        await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+    assert refusals["insufficient_quota"] == before + 1
+
+
 async def test_a_request_that_alone_passes_a_limit_says_what_to_do(
     routers: Routers, engine: FakeEngine
 ) -> None:
@@ -290,6 +311,7 @@ async def test_a_request_that_alone_passes_a_limit_says_what_to_do(
     assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
     assert "This request alone may take 5" in answer.json["error"]["message"]
     assert "retry-after" not in answer.headers
+    assert answer.headers["x-should-retry"] == "false"
     assert (await routers.ask("large1", max_tokens=500)).status == 200
 
 
