@@ -17,7 +17,7 @@ MOST_HEAD_BYTES = 4096
 MOST_VALUE_BYTES = 1024
 _LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
 _PARAM = re.compile(
-    rb';[ \t]*([!#$&+.^_`|~0-9A-Za-z*-]+)=(?:"((?:[^"\\]|\\[^\\])*)"|([^\s;,"]+))[ \t]*'
+    rb';[ \t]*([!#$&+.^_`|~0-9A-Za-z*-]+)=(?:"((?:[^"\\]|\\[^\\]|\\\\(?!"))*)"|([^\s;,"]+))[ \t]*'
 )
 _DISPOSITION = b"content-disposition:"
 _MOST_BOUNDARY_BYTES = 70

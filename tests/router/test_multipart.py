@@ -173,6 +173,7 @@ async def test_a_form_in_another_encoding_is_refused(house: House) -> None:
 @pytest.mark.parametrize(
     "more",
     ['; filename="a.wav"', "; filename=a.wav", '; filename="a\\"b.wav"', '; filename="C:\\a.wav"',
+     '; filename="C:\\\\dir\\\\a.wav"',
      """; filename="a.wav"; filename*=UTF-8''%c3%a4.wav""", '; filename="ä;x=y.wav";'],
 )  # fmt: skip
 def test_files_of_all_clients_pass(more: str) -> None:
