@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from io import BytesIO
+from itertools import product
 from typing import Any, Final
 
 import orjson
@@ -32,7 +33,14 @@ _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
 _OPTIONS: Final = b'"stream_options"'
 _FLAT_OPTIONS: Final = re.compile(rb'"stream_options"\s*:\s*(null|\{(?:[^{}"\\]|"[^"\\]*")*\})')
 _TOO_MANY: Final = f"The request body has more than {MOST_MARKS} commas and brackets: send several."
+_TWO_MODELS: Final = (
+    "The field 'model' comes in capitals, too, and engines differ on that: send one."
+)
 _WANTED: Final = frozenset((b"model", b"stream"))
+_OTHER_CASES: Final = frozenset(map("".join, product(*zip("model", "MODEL", strict=True)))) - {
+    "model"
+}
+"""Go's parser takes these for it, too, and has the last of them: Ollama is written in it."""
 _BACKSLASH: Final = ord("\\")
 _TRUE: Final = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic reads a form
 
@@ -81,6 +89,8 @@ def read(raw: bytes, *, asks_usage: bool = False) -> Asked | ApiError:
     model = get("model")
     if not isinstance(model, str) or not model:
         return _no_model()
+    if not _OTHER_CASES.isdisjoint(document):
+        return invalid("ambiguous_model", _TWO_MODELS, param="model")
     stream = get("stream")
     if stream is not None and type(stream) is not bool:
         return invalid("invalid_type", "The field 'stream' must be true or false.", param="stream")

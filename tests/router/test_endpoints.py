@@ -208,6 +208,8 @@ BAD = [
     (b'{"model":"m"}{}', "invalid_json"), (b'"m"', "invalid_json"), (b"null", "invalid_json"),
     (b'{"model":["m"]}', "missing_model"), (b'{"model":null}', "missing_model"),
     (b'{"model":""}', "missing_model"), (b'{"model":{"a":1}}', "missing_model"),
+    (b'{"model":"m","Model":"other"}', "ambiguous_model"),
+    (b'{"MODEL":"other","model":"m"}', "ambiguous_model"),
     (b'{"model":"m","stream":"true"}', "invalid_type"),
     (b'{"model":"m","stream":1}', "invalid_type"),
     (b'{"model":"m","stream":true,"stream_options":[]}', "invalid_type"),
