@@ -46,9 +46,11 @@ _READY = {"status": "ready"}
 
 
 def _entry(name: str, model: Model) -> dict[str, Any]:
-    entry: dict[str, Any] = {"id": name, "object": "model", "owned_by": "llmgw"}
-    if model.created is not None:
-        entry["created"] = model.created
+    """With `created` always: strict clients of OpenAI's API read no entry without it."""
+    created = model.created or 0
+    entry: dict[str, Any] = {
+        "id": name, "object": "model", "created": created, "owned_by": "llmgw",
+    }  # fmt: skip
     if name != model.name:
         entry["parent"] = model.name  # an alias
     return entry

@@ -8,6 +8,7 @@ import tracemalloc
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 import trio
 import zstandard
@@ -30,6 +31,8 @@ async def test_paths_methods_and_lists(house: House) -> None:
     models = await wire.get("/v1/models")
     assert [entry["id"] for entry in models.json["data"]] == ["m", "other", "short"]
     assert (await wire.get("/v1/models/short")).json["parent"] == "m"
+    for entry in models.json["data"]:
+        openai.types.Model.model_validate(entry)  # all that its API promises, `created` too
     assert (await wire.get("/v1/models/none")).code == "model_not_found"
     assert (await wire.get("/healthz", key=None)).status == 200
     assert (await wire.get("/readyz", key=None)).json == {"status": "ready"}
