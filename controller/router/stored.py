@@ -12,7 +12,10 @@ from collections import OrderedDict, deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import structlog
 import trio
+
+from controller.router.clock import monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +28,14 @@ _ID = re.compile(rf'"id"\s*:\s*"({_FORM})"'.encode())
 _NAME = re.compile(_FORM)
 _SEARCHED_BYTES = 16_384
 BATCH_ROWS = 1000
+WITHIN_S = 2.0
+"""Of the database, which may be there and say nothing: its client has waited long enough."""
+COMPLAIN_S = 5.0
 AGAIN_S = 0.3
 """An answer that another router has just begun may not be in Postgres yet."""
+
+
+log = structlog.get_logger(__name__)
 
 
 class Owner(NamedTuple):
@@ -90,6 +99,7 @@ class StoredLog:
         self._stored = stored
         self._pool = pool
         self._queries = queries
+        self._silent_until = -1e9
 
     async def run(self) -> None:
         """Tell Postgres of each new answer at once; its errors end this call (it is supervised)."""
@@ -100,19 +110,35 @@ class StoredLog:
                 self._stored.told(rows)
             await self._stored.news.wait()
 
-    async def find(self, identity: str) -> Owner | Missing:
-        """Who holds an answer that this process does not know. Raises sql.errors."""
+    async def find(self, identity: str) -> Owner | Missing | None:
+        """Who holds an answer that this process does not know; None when nobody can say."""
         if _NAME.fullmatch(identity) is None:
             return Missing()  # none was ever noted, and Postgres takes no NUL
-        for again in (True, False):
-            rows = await self._pool.fetch(self._queries["response_owner"], identity)
-            if rows:
-                owner = Owner(rows[0]["replica"], rows[0]["key_id"])
-                self._stored.learn(identity, owner)
-                return owner
-            if again:
+        try:
+            owner = await self._look_up(identity)
+            if owner is None:
                 await trio.sleep(AGAIN_S)
-        return Missing()
+                owner = await self._look_up(identity)
+        except Exception as error:  # mostly the database is away; whatever it is, nobody waits on
+            self._complain(error)
+            return None
+        return owner or Missing()
+
+    async def _look_up(self, identity: str) -> Owner | None:
+        with trio.fail_after(WITHIN_S):
+            rows = await self._pool.fetch(self._queries["response_owner"], identity)
+        if not rows:
+            return None
+        owner = Owner(rows[0]["replica"], rows[0]["key_id"])
+        self._stored.learn(identity, owner)
+        return owner
+
+    def _complain(self, error: Exception) -> None:
+        """A line now and then: with Postgres away every chain that began elsewhere fails."""
+        now = monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + COMPLAIN_S
+            log.warning("previous responses cannot be looked up", error=repr(error))
 
 
 class Missing:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import trio
+from structlog.testing import capture_logs
 
 from controller.router import stored
 from controller.router.config import Retries, RouterConfig, Timeouts
@@ -20,8 +22,6 @@ from tests.router.wire import Answer, Wire, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import trio
 
     from tests.conftest import Database
     from tests.router.conftest import House
@@ -169,9 +169,11 @@ async def test_A29_a_busy_replica_is_asked_once_for_a_chain_that_only_it_holds(
     assert sum(len(engine.chats()) for engine in house.engines) == 2
 
 
+@pytest.mark.parametrize("silent", [False, True])
 async def test_A29_a_lookup_that_fails_is_told(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
+    monkeypatch.setattr(stored, "WITHIN_S", 0.2)
     await house.start()
 
     class Away(Pool):
@@ -179,13 +181,18 @@ async def test_A29_a_lookup_that_fails_is_told(
             pass
 
         async def fetch(self, *_: object) -> list[Any]:
+            if silent:
+                await trio.sleep_forever()
             raise OSError("the database is away")
 
     log = StoredLog(house.core.stored, Away(), {"response_owner": "select"})
     monkeypatch.setattr(house.core, "stored_log", log)
     wire = await house.wire()
-    answer = await respond(wire, key="sk-test", previous_response_id="resp_x")
-    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+    with capture_logs() as lines:
+        for _ in range(3):
+            answer = await respond(wire, key="sk-test", previous_response_id="resp_x")
+            assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+    assert [line["event"] for line in lines] == ["previous responses cannot be looked up"]
     for never in ("resp_\0", "x" * 100_000, "resp_" + "x" * 201):  # nobody is asked about these
         answer = await respond(wire, key="sk-test", previous_response_id=never)
         assert (answer.status, answer.json["error"]["code"]) == (404, "previous_response_not_found")
