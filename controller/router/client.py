@@ -211,7 +211,9 @@ class ClientConnection(Connection):
             self._examine(request)
 
     def _refuse_fault(self, fault: ApiError) -> None:
-        """Answer a request that is not here whole; its connection ends."""
+        """Answer a request that is not here whole; its connection ends, and what comes of it while
+        its key is looked up makes it no request."""
+        self._reader.fault = fault
         self._exchange = Exchange(self._core, self, self._reader.unfinished())
         self._exchange.refuse_head(fault)
 

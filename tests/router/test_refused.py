@@ -18,6 +18,7 @@ from tests.router.wire import chat_body, chunk_of, post_bytes, until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from controller.router.config import Timeouts
     from tests.router.conftest import House
 
 CHAT = "/v1/chat/completions"
@@ -146,6 +147,28 @@ async def test_a_fault_while_the_key_is_looked_up_is_told_once(
     assert [line[:4] for line in await logged(path, 1)] == [
         ("chat.completions", None, 401, "invalid_api_key")
     ]
+
+
+async def test_who_was_too_slow_is_told_once_though_the_rest_comes_while_its_key_is_looked_up(
+    house: House, quick: Timeouts
+) -> None:
+    slow = Slow()
+    await house.start(timeouts=quick)
+    core = house.core
+    core.keys.lazy = True
+    core.key_reader = KeyReader(core, slow, {"keys_by_hash": ""})
+    core.key_reader._begun.set()
+    house.nursery.start_soon(core.key_reader.run)
+    wire = await house.wire()
+    await wire.send(post_bytes(CHAT, b"{}", key="sk-nobody")[:-1])
+    await until(lambda: core.exchanges)  # it was not complete in time
+    await wire.send(b"}")
+    [client] = core.clients
+    await until(lambda: client._hushed)  # it is here
+    slow.answers.set()
+    assert (await wire.answer()).code == "invalid_api_key"
+    assert await wire.closed()
+    assert core.stats.refusals == {"invalid_api_key": 1}
 
 
 async def test_anthropics_clients_find_the_id_where_they_look(house: House) -> None:
