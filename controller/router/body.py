@@ -40,7 +40,7 @@ _WANTED: Final = frozenset((b"model", b"stream"))
 _OTHER_CASES: Final = frozenset(map("".join, product(*zip("model", "MODEL", strict=True)))) - {
     "model"
 }
-"""Go's parser takes these for it, too, and has the last of them: Ollama is written in it."""
+"""Go's parser, and so engines written in it, takes these for it, too, and has the last one."""
 _BACKSLASH: Final = ord("\\")
 _TRUE: Final = frozenset(("1", "t", "true", "y", "yes", "on"))  # as pydantic reads a form
 
