@@ -1,14 +1,14 @@
 """TLS on the client port: the same client connection, its bytes through `ssl.MemoryBIO`.
 
 Only loaded when a certificate is configured. Handshakes run on the reactor (about 1 ms of CPU
-each); connections that stand pay for their bytes alone.
+each), a few in a turn; connections that stand pay for their bytes alone.
 """
 
 from __future__ import annotations
 
 import ssl
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.router.client import ClientConnection
 from controller.router.clock import monotonic
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from controller.router.core import Core
+    from controller.router.reactor import Reactor
+
+HANDSHAKES_IN_TURN: Final = 4
+"""Hundreds of clients come back at once when a load balancer or another router restarts: all of
+their handshakes in one turn held up every stream for 100 ms and more."""
 
 _NO_TLS = answer(
     400,
@@ -47,23 +52,42 @@ class Certificate:
     def __init__(self, cert: PathLike[str], key: PathLike[str]) -> None:
         self._files = cert, key
         self._context = server_context(cert, key)
+        self._left = HANDSHAKES_IN_TURN
 
     def read_again(self) -> None:
         """For connections from now on. Raises as `server_context`; the old one then stays."""
         self._context = server_context(*self._files)
 
     def open(self, core: Core, sock: socket.socket, address: str) -> ClientConnection:
-        return TlsClientConnection(core, sock, address, self._context)
+        return TlsClientConnection(core, sock, address, self._context, self)
+
+    def has_turn(self, reactor: Reactor) -> bool:
+        """Whether one more handshake may go on in this turn."""
+        if self._left == 0:
+            return False
+        if self._left == HANDSHAKES_IN_TURN:
+            reactor.call_soon(self._next_turn)
+        self._left -= 1
+        return True
+
+    def _next_turn(self) -> None:
+        self._left = HANDSHAKES_IN_TURN
 
 
 class TlsClientConnection(ClientConnection):
     """A client whose bytes are encrypted. An end without close_notify counts as any other end."""
 
-    __slots__ = ("_incoming", "_outgoing", "_shaken", "_tls")
+    __slots__ = ("_certificate", "_incoming", "_outgoing", "_shaken", "_tls")
 
     def __init__(
-        self, core: Core, sock: socket.socket, address: str, context: ssl.SSLContext
+        self,
+        core: Core,
+        sock: socket.socket,
+        address: str,
+        context: ssl.SSLContext,
+        certificate: Certificate,
     ) -> None:
+        self._certificate = certificate
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._shaken = False
@@ -86,6 +110,11 @@ class TlsClientConnection(ClientConnection):
         else:
             if ended:
                 self._end(None)
+
+    def _receive(self) -> None:
+        """What waits for its turn stays in the kernel, and is told again in the next one."""
+        if self._shaken or self._lingering or self._certificate.has_turn(self.reactor):
+            super()._receive()
 
     def _read(self) -> bool:
         """Whether the client's close_notify came. Nothing is read after ours: what comes then

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import ssl
 import subprocess
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -202,6 +204,28 @@ async def test_a_handshake_has_a_deadline(house: House, pair: dict[str, Path]) -
     assert not house.core.clients
     wire = await encrypted(house, pair)
     assert (await wire.get("/healthz")).status == 200
+
+
+async def test_many_handshakes_at_once_hold_up_nobody(house: House, pair: dict[str, Path]) -> None:
+    """As when a load balancer comes back: who has shaken hands is served between them."""
+    await house.start(**pair)
+    wire = await encrypted(house, pair)
+    outgoing = ssl.MemoryBIO()
+    tls = trusting(pair).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    hello = outgoing.read()
+    others = [await trio.open_tcp_stream("127.0.0.1", house.port) for _ in range(200)]
+    await until(lambda: len(house.core.clients) == 201)
+    house.wires += map(Wire, others)
+    for other in others:
+        os.write(other.socket.fileno(), hello)  # no await: the router sees all of them at once
+    assert (await wire.get("/healthz")).status == 200
+    served, _, _ = select.select([other.socket for other in others], [], [], 0)
+    assert len(served) < 100
+    for other in others:
+        with trio.fail_after(PATIENCE_S):
+            assert (await other.receive_some(1)) == b"\x16"  # each has its turn
 
 
 async def test_old_versions_and_locked_keys_are_refused(pair: dict[str, Path]) -> None:
