@@ -307,7 +307,8 @@ class ClientConnection(Connection):
             self._core.clients.discard(self)
 
     def cut(self, error: ApiError) -> None:
-        """The process ends: tell the client what can be told, then close."""
+        """The process ends or a key was revoked: tell the client what can be told, then close."""
+        self._closing = True  # else its next request would begin, of which nobody would know
         if self._exchange is not None:
             self._exchange.cut(error)
         self.close()

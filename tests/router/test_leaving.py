@@ -18,7 +18,7 @@ import trio
 from controller.router.breaker import BreakerRules
 from controller.router.config import Retries, Timeouts
 from tests.router.conftest import NEVER_OPEN
-from tests.router.wire import until
+from tests.router.wire import chat_body, post_bytes, until
 from tests.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
@@ -86,6 +86,21 @@ async def test_H05_leaving_is_noticed_however_it_is_done(
     await until(house.idle)
     assert (await house.row())["status"] == "client_closed"
     assert len(house.engines[0].chats()) == 1
+
+
+async def test_whose_key_is_revoked_begins_no_further_request(house: House) -> None:
+    """Its second one, with another key, would run on with no client to leave it."""
+    await house.start(revoked_streams="end")
+    wire = await house.wire()
+    path, hold = "/v1/chat/completions", json.dumps({"hold": True})
+    first = post_bytes(path, chat_body(), x_fake=hold)
+    await wire.send(first + post_bytes(path, chat_body(model="other"), key="sk-narrow"))
+    await until(house.engines[0].chats)
+    house.core.keys_ended({"k"})
+    assert (await wire.answer()).code == "key_revoked"
+    assert await wire.closed()
+    assert house.idle()
+    assert len(house.rows) == 1
 
 
 async def test_leaving_while_the_engine_does_not_even_accept(house: House) -> None:
