@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.router.client import ClientConnection
 from controller.router.clock import monotonic
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 ACCEPTS_PER_EVENT = 64  # then others get a turn
 PAUSE_S = 0.2
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_ASKING: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
+)
+"""A client whose machine or network is gone closes nothing, and an engine would work for it until
+`total_s`: the kernel asks for two minutes, so that one that only slept still gets its answer.
+Connections have these from the socket that accepts them."""
 
 
 def bind(host: str, port: int, backlog: int) -> socket.socket:
@@ -29,6 +38,8 @@ def bind(host: str, port: int, backlog: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for option in _ASKING:
+            sock.setsockopt(*option)
         sock.bind((host, port))
         sock.listen(backlog)
         sock.setblocking(False)

@@ -88,6 +88,21 @@ async def test_H05_leaving_is_noticed_however_it_is_done(
     assert len(house.engines[0].chats()) == 1
 
 
+async def test_the_kernel_asks_whether_a_clients_machine_is_there(house: House) -> None:
+    """One that lost its power sends no FIN: an engine worked for it until `total_s`, an hour."""
+    await house.start()
+    wire = await house.wire()
+    assert (await wire.get("/healthz")).status == 200
+    (client,) = house.core.clients
+    assert client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    def option(number: int) -> int:
+        return client.sock.getsockopt(socket.IPPROTO_TCP, number)
+
+    asked_s = option(socket.TCP_KEEPINTVL) * option(socket.TCP_KEEPCNT)
+    assert option(socket.TCP_KEEPIDLE) + asked_s == 120
+
+
 async def test_whose_key_is_revoked_begins_no_further_request(house: House) -> None:
     """Its second one, with another key, would run on with no client to leave it."""
     await house.start(revoked_streams="end")
