@@ -25,6 +25,7 @@ _ASKING: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000),  # it asks nothing while bytes wait
 )
 """A client whose machine or network is gone closes nothing, and an engine would work for it until
 `total_s`: the kernel asks for two minutes, so that one that only slept still gets its answer.

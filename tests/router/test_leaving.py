@@ -101,6 +101,7 @@ async def test_the_kernel_asks_whether_a_clients_machine_is_there(house: House) 
 
     asked_s = option(socket.TCP_KEEPINTVL) * option(socket.TCP_KEEPCNT)
     assert option(socket.TCP_KEEPIDLE) + asked_s == 120
+    assert option(socket.TCP_USER_TIMEOUT) == 120_000  # with bytes on their way to it
 
 
 async def test_whose_key_is_revoked_begins_no_further_request(house: House) -> None:
