@@ -84,6 +84,7 @@ async def test_an_unhealthy_endpoint_leaves_the_choice_and_says_why(
         bad.default = how
         await until(lambda: "e0" in house.core.statics.unhealthy())
         await until(lambda: lines)
+        await until(lambda: house.core.fleet.target("m", "e0") is None)  # a moment later
     (line,) = lines
     assert (line["event"], line["endpoint"]) == ("static endpoint is unhealthy", "e0")
     assert why in line["why"]
