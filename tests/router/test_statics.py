@@ -140,11 +140,12 @@ async def test_an_engine_may_come_after_the_router(house: House) -> None:
 
 async def test_an_endpoint_that_returns_is_asked_at_once(house: House) -> None:
     engine = await started(house, "m", status=500, health=500)
-    await until(house.core.statics.unhealthy)
+    await until(lambda: "e0" in house.core.fleet.pools)
     pool = house.core.fleet.pools["e0"]
+    await until(lambda: house.core.fleet.target("m", "e0") is None)
     pool.breaker.resume(1e12, 30.0)  # tripped for long
     engine.default = {}
-    await until(lambda: not house.core.statics.unhealthy())
+    await until(lambda: house.core.fleet.target("m", "e0"))
     with trio.fail_after(PATIENCE_S):  # less than the 30 s that a request waits
         assert (await house.ask()).status == 200
 
