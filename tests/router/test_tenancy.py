@@ -292,12 +292,12 @@ async def test_A34_no_sdk_waits_in_its_call_for_the_next_month(
     await until_refused(routers, "spent1", max_tokens=100)
     refusals = routers.running[0].core.stats.refusals
     before = refusals["insufficient_quota"]
-    client = anthropic.Anthropic(
+    with anthropic.Anthropic(
         base_url=f"http://127.0.0.1:{routers.running[0].port}", api_key="spent1"
-    )
-    ask = partial(client.messages.create, model="m", messages=[], max_tokens=100)
-    with trio.fail_after(PATIENCE_S), pytest.raises(anthropic.RateLimitError):
-        await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+    ) as client:
+        ask = partial(client.messages.create, model="m", messages=[], max_tokens=100)
+        with trio.fail_after(PATIENCE_S), pytest.raises(anthropic.RateLimitError):
+            await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
     assert refusals["insufficient_quota"] == before + 1
 
 
